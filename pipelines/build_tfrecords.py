@@ -13,34 +13,34 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipelines.engine import launch
-from pipelines.extras import codes, exclude, preview, rename, reuse
+from pipelines.extras import codes, exclude, preview, rename
 from pipelines.listing.label_table import read_table
 from pipelines.listing.listing import list_images
 from pipelines.options import BuildOptions, parse_options
 from pipelines.planning.draft import make_draft
-from pipelines.planning.plan import make_plan, with_counts
+from pipelines.planning.plan import make_plan, with_counts, write_plan
 from pipelines.planning.splits import assign_splits, content_names
 from pipelines.report import summary
-from pipelines.shards.build import Build
-from pipelines.shards.drops import require_policies
-from pipelines.shards.finish import finish_dataset, require_finished
-from pipelines.shards.job import Job, Planning, prepare_job
+from pipelines.shards.build import Build, Job
+from pipelines.shards.finish import finish_dataset, list_rejects, require_finished, write_dropped
 from pipelines.sources.factory import open_source
-from pipelines.stores import output_state
+from pipelines.stores import output_folder
 from tfrecord_io.extras import shortcuts
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import Address
+
+#: Lists and plans a build into a folder, in a block; see `planned`.
+Planning = Callable[..., contextlib.AbstractContextManager[Job | None]]
 
 #: The options of the extras; a line can be deleted with its extra.
 EXTRAS = (
     exclude.Options,
     rename.Options,
     codes.Options,
-    reuse.Options,
     preview.Options,
 )
 
@@ -75,7 +75,7 @@ def make_dataset(plan: Planning, output: Address, beam_args: Sequence[str]) -> N
 
     pipeline = engine.make_pipeline(beam_args)
     returns_early = engine.returns_early(pipeline.options)
-    with plan(output_state.open_output(output)) as job:
+    with plan(output_folder.open_output(output)) as job:
         if job is None:
             summary.print_complete(output)
             return
@@ -86,7 +86,6 @@ def make_dataset(plan: Planning, output: Address, beam_args: Sequence[str]) -> N
             summary.print_not_waiting(output, is_replacing=made.replaces is not None)
             return
         made = require_finished(made)
-        reuse.print_copied(made)
     summary.print_built(output, time.monotonic() - job.started, job.num_finished)
 
 
@@ -119,10 +118,9 @@ def planned(
     list_source = exclude.excluding(list_source, options)
     secret = codes.read_secret(options, keeps_names=not is_trial)
     additions: dict[str, Any] = {
-        "reusable": reuse.load(options, workers),
         "checks": [shortcuts.CHECK],
     }
-    with output_state.locked(output):
+    with output_folder.locked(output):
         source = open_source(options.source, workers, options.plan.seed, output)
         started = time.monotonic()
         summary.say(f"listing the images of {options.source.input or options.source.source}")
@@ -130,30 +128,48 @@ def planned(
         summary.print_listed(images)
         images = codes.coded(images, secret)
         splits = options.splits.resolved(images.table)
-        decided = {**splits.identity(), **options.plan.identity()}
         kind = options.listing.label_kind
+        read_content = functools.partial(content_names, source)
+        divided, dropped, notes = assign_splits(images, splits, read_content, kind)
+        decided = {**splits.identity(divided.split_seed), **options.plan.identity()}
         draft = make_draft(images, options.pixels, kind, options.output.name, decided)
-        overwrite, has_lock = options.output.overwrite, workers == "here"
-        place = output_state.place_of(output, draft.options, overwrite=overwrite, has_lock=has_lock)
+        refs, tasks = make_plan(divided.table, draft.layout.stride, options.plan)
+        # Only now, when nothing can be refused any more, the output may change.
+        place = output_folder.place_of(
+            output,
+            draft.options,
+            [task.shard_name for task in tasks],
+            overwrite=options.output.overwrite,
+            has_lock=workers == "here",
+        )
         if place is None:
-            require_policies(output, splits)
             yield None
             return
-        read_content = functools.partial(content_names, source)
-        images, dropped, notes = assign_splits(images, splits, read_content, kind)
         summary.say(*notes)
-        refs, tasks = make_plan(images.table, draft.layout.stride, options.plan)
         build = Build(
             output=place.folder,
             replaces=place.replaces,
-            draft=with_counts(draft, images, refs),
+            draft=with_counts(draft, divided, refs, dropped),
             source=source,
-            policies=splits,
             max_reject_fraction=options.output.max_reject_fraction,
             rejected_files=images.ledger.rejects,
             **additions,
         )
-        yield prepare_job(build, refs, tasks, dropped, started=started)
+        build.output.clean_build_dir(".tmp")
+        write_plan(build.output, build.draft, tasks, refs)
+        write_dropped(build.output, dropped)
+        # The listing alone may reject too many; then no image needs to be decoded to know it.
+        list_rejects(build, tasks)
+        build.output.delete([output_folder.FAILURE_FILE])
+        finished = build.find_finished(tasks)
+        if finished:
+            summary.say(f"resuming: {len(finished)} of {len(tasks)} shards are finished")
+        yield Job(
+            build=build,
+            todo=tuple(task for task in tasks if task.index not in finished),
+            num_finished=sum(sidecar.num_refs for sidecar in finished.values()),
+            started=started,
+        )
 
 
 def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> None:

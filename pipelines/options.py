@@ -13,8 +13,7 @@ from pipelines.listing.options import ListingOptions
 from pipelines.planning.plan import PlanOptions
 from pipelines.planning.splits import SplitOptions
 from pipelines.sources.factory import SourceOptions, Workers
-from pipelines.stores.output import OutputOptions
-from tfrecord_io.auditing.twins import MIN_SIDE
+from pipelines.stores.output_folder import OutputOptions
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import is_inside, is_remote
@@ -108,14 +107,6 @@ class BuildOptions:
         if self.images.image_size:
             height, width = self.images.image_size
             self._fill_in("pixels", height=height, width=width)
-        shape = self.pixels.image_shape
-        if self.splits.leaks == "fail" and min(shape[:2]) < MIN_SIDE:
-            raise ValueError(
-                f"--leaks fail cannot be checked with --image_size {shape[0]}x{shape[1]}: near "
-                f"duplicates are found only in images stored with at least {MIN_SIDE} pixels per "
-                "side. Choose a larger --image_size; or choose --leaks keep, and check the rest "
-                f"with {flags.command('audit')} --max_leaked_patients 0 --max_duplicates 0"
-            )
         folder, output = self.source.input or "", self.output.output
         is_tree = self.source.source in ("directory", "parquet") and not is_remote(folder)
         if is_tree and folder and is_inside(output, folder):

@@ -18,7 +18,7 @@ from pipelines import errors, workers
 from pipelines.options import BuildOptions
 from pipelines.planning.plan import ShardTask
 from pipelines.stores import beam_flags
-from pipelines.stores.output_state import PLAN_JSON
+from pipelines.stores.output_folder import PLAN_JSON
 from tfrecord_io.format import manifest
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal import printing, redaction

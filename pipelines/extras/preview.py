@@ -11,6 +11,7 @@ import io
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import ClassVar
 
 import pyarrow as pa
@@ -18,10 +19,10 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.options import BuildOptions
-from pipelines.shards.job import Job, Planning
+from pipelines.shards.build import Job
 from pipelines.shards.write import write_images
 from pipelines.sources.factory import SourceOptions
-from pipelines.stores.output_state import PLAN_FILE
+from pipelines.stores.output_folder import PLAN_FILE
 from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format.shard_writer import ShardWriter
 from tfrecord_io.stores.folder import Folder
@@ -49,7 +50,10 @@ def or_preview(make_dataset: Callable[..., None], options: BuildOptions) -> Call
 
 
 def print_preview(
-    source: SourceOptions, plan: Planning, output: str, beam_args: Sequence[str]
+    source: SourceOptions,
+    plan: Callable[..., AbstractContextManager[Job | None]],
+    output: str,
+    beam_args: Sequence[str],
 ) -> None:
     """Prints what a build would make, whatever its output holds; raises as `plan` does."""
     from pipelines.engine import engine
@@ -101,7 +105,7 @@ def _lines(job: Job, output: str, num_processes: int) -> Iterator[str]:
         for part in (rows[:1], rows):  # the first one also imports the decoders
             started = time.monotonic()
             (batch,) = refs.take(pa.array(part, pa.int64())).combine_chunks().to_batches()
-            _, rejects = write_images(job.build, job.todo[0], batch, reader, None, shard)
+            _, rejects = write_images(job.build, job.todo[0], batch, reader, shard)
     seconds = (time.monotonic() - started) * refs.num_rows / len(rows) / num_processes
     if rejects:
         why = in_words(rejects[0].reason)

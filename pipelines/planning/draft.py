@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines import errors
 from pipelines.listing.images import Images
-from pipelines.stores.output_state import fingerprint
+from pipelines.stores.output_folder import fingerprint
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format.kinds import LabelKind

@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.images import Images
+from pipelines.listing.refs import counts_of
 from pipelines.planning.splits import LARGEST_SEED
-from pipelines.stores.output_state import PLAN_FILE, PLAN_JSON
+from pipelines.stores.output_folder import PLAN_FILE, PLAN_JSON
 from tfrecord_io.decoding import augment
 from tfrecord_io.format import manifest
 from tfrecord_io.format.hashing import splitmix64
@@ -236,10 +237,13 @@ def make_plan(
     return planned.combine_chunks(), tuple(tasks)
 
 
-def with_counts(draft: manifest.Manifest, images: Images, planned: pa.Table) -> manifest.Manifest:
+def with_counts(
+    draft: manifest.Manifest, images: Images, planned: pa.Table, dropped: pa.Table
+) -> manifest.Manifest:
     """Returns the manifest with what became of the files so far, and what was noted.
 
-    `planned` are the images in the order of their records, as `make_plan` returns them.
+    `planned` are the images in the order of their records, as `make_plan` returns them, and
+    `dropped` those that `assign_splits` left out.
     """
     ledger, num_copies = images.ledger, int(np.count_nonzero(planned["variant"]))
     counts = {
@@ -247,6 +251,7 @@ def with_counts(draft: manifest.Manifest, images: Images, planned: pa.Table) -> 
         "copies": ledger.copies,
         "ignored": dict(ledger.ignored),
         **({"excluded": ledger.excluded} if ledger.excluded else {}),
+        "dropped": dict(sorted(counts_of(dropped["reason"]).items())),
         "over_limit": images.table.num_rows - (planned.num_rows - num_copies),
         **({"variants": num_copies} if num_copies else {}),
     }

@@ -51,8 +51,6 @@ DEFAULT_FRACTIONS = (("train", 0.8), ("val", 0.1), ("test", 0.1))
 #: The largest seed, of a split or a plan.
 LARGEST_SEED = 2**63 - 1
 
-_POLICIES = ("keep", "drop", "fail")
-
 
 def _fractions(text: str) -> tuple[tuple[str, float], ...]:
     pairs = (part.partition("=") for part in text.split(","))
@@ -61,7 +59,7 @@ def _fractions(text: str) -> tuple[tuple[str, float], ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SplitOptions:
-    """How the splits are made, and what happens to patients and pictures that are in several.
+    """How the splits are made, and what happens to patients who are in several.
 
     Raises:
         ValueError: if a value is wrong, or two options contradict each other.
@@ -100,16 +98,10 @@ class SplitOptions:
     )
     leaks: Literal["keep", "drop", "fail"] = flag(
         "keep",
-        "what to do with patients and pictures that are in several splits: keep and report "
-        "them, drop them from the less protected split (test is protected most, then val), or "
+        "what to do with patients who are in several splits of the source: keep and report them, "
+        "drop their images from the less protected split (test is protected most, then val), or "
         "fail",
-        choices=_POLICIES,
-    )
-    duplicates: Literal["keep", "drop", "fail"] = flag(
-        "keep",
-        "what to do with images of exactly the same stored pixels: keep and report them, "
-        "drop all but one (all, if their labels differ), or fail",
-        choices=_POLICIES,
+        choices=("keep", "drop", "fail"),
     )
 
     def __post_init__(self) -> None:
@@ -134,14 +126,16 @@ class SplitOptions:
             return self
         return dataclasses.replace(self, splits="patient" if _is_patient_known(refs) else "file")
 
-    def identity(self) -> dict[str, Any]:
-        """Returns what decides the splits and the images that are dropped, by flag."""
+    def identity(self, seed: int | None) -> dict[str, Any]:
+        """Returns what decides the splits and the images that are dropped, by flag.
+
+        `seed` is the one that made the splits, which `--split_seed auto` has found; else None.
+        """
         return dataclasses.asdict(self) | {
             "split_fractions": dict(self.split_fractions) if self.split_fractions else None,
-            "split_seed": "auto" if self.split_seed is None else self.split_seed,
+            "split_seed": self.split_seed if seed is None else seed,
             # `fail` writes the same bytes as `keep`, if the build succeeds.
             "leaks": "drop" if self.leaks == "drop" else "keep",
-            "duplicates": "drop" if self.duplicates == "drop" else "keep",
         }
 
 

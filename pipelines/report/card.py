@@ -79,13 +79,13 @@ def render(
     examples: pa.Table,
     images: ImageReader,
     rejects: Sequence[RejectedFile],
-    dropped: pa.Table,
+    dropped: Sequence[Sequence[str]],
     checks: Sequence[Check] = (),
 ) -> str:
     """Returns the card as HTML, from the manifest as it will be written and its audit.
 
-    `examples` is what `examples.audited` returns, and `dropped` are the images that a policy
-    left out, a table of `splits.DROPPED_SCHEMA`. The audit had `checks` besides its own.
+    `examples` is what `examples.audited` returns, and `dropped` are the rows of
+    dropped.csv. The audit had `checks` besides its own.
     """
     labels = dataset.label_kind.describe(dataset.label_names)
     of_labels = numbers(dataset, examples)
@@ -213,15 +213,16 @@ def _pictures(dataset: Manifest, examples: pa.Table, images: ImageReader) -> lis
     return blocks
 
 
-def _files(dataset: Manifest, rejects: Sequence[RejectedFile], dropped: pa.Table) -> page.Box:
+def _files(
+    dataset: Manifest, rejects: Sequence[RejectedFile], dropped: Sequence[Sequence[str]]
+) -> page.Box:
     """Returns what became of the files of the source, with the first of those left out."""
     files = f"{dataset.counts.get('files', 0):,} files in the source"
     boxes = [page.Box([page.Table(files, (), dataset.ledger, files)])]
-    left_out = [row.values() for row in dropped.slice(0, _MAX_FILES).to_pylist()]
     refused = [(each.source_path, each.reason, each.detail) for each in rejects[:_MAX_FILES]]
     for title, found, total, file in (
         ("Rejected images", refused, len(rejects), "rejects.csv"),
-        ("Images left out by a policy", left_out, dropped.num_rows, "dropped.csv"),
+        ("Images left out of a split", dropped[:_MAX_FILES], len(dropped), "dropped.csv"),
     ):
         rows = [
             [path, in_words(why), page.Cell(detail, look="path")] for path, why, detail in found

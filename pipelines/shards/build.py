@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,12 +17,9 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from pipelines.listing.refs import RejectedFile
 from pipelines.planning.plan import ShardTask
-from pipelines.planning.splits import SplitOptions
 from pipelines.sources.source import Source
 from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.examined import Check
-from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.decoding.preprocess import DecodedImage
 from tfrecord_io.format import manifest
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
@@ -41,7 +38,6 @@ class Sidecar:
         num_refs: number of images planned into the shard; `num_examples` were written.
         label_counts: number of examples that have each label, in the order of the label names.
         rejects: the images left out.
-        num_dropped: number of records that were removed again as duplicates.
         statistics: sums over the pixels of the records.
     """
 
@@ -53,7 +49,6 @@ class Sidecar:
     sha256: str
     label_counts: tuple[int, ...]
     rejects: tuple[RejectedFile, ...]
-    num_dropped: int = 0
     statistics: PixelStatistics
 
     def write(self, create: Create) -> None:
@@ -75,42 +70,6 @@ class Sidecar:
             raise ValueError(f"not the sidecar of a shard: {error!r}") from error
 
 
-class ReusableImage(NamedTuple):
-    """An image as if it had been decoded, and the side facts of its pixels, by their names."""
-
-    image: DecodedImage
-    side_facts: Mapping[str, Any]
-
-
-class ReusableImages(Protocol):
-    """The images of a store, open in a worker."""
-
-    @property
-    def num_parallel_reads(self) -> int:
-        """Number of threads that should call `find`, more than one for a store on a network."""
-        ...
-
-    def find(self, data: bytes, frame: int | None) -> ReusableImage | None:
-        """Returns the image of a file's bytes, or None if it must be decoded."""
-        ...
-
-    def noted(self, rows: pa.Table, num_copied: int) -> pa.Table:
-        """Returns the rows of a shard, with what was copied in the metadata of their schema."""
-        ...
-
-
-class ReusableDataset(Protocol):
-    """A store of images that were decoded before, as it is sent to the workers."""
-
-    def fitting(self, draft: manifest.Manifest, output: Folder) -> ReusableDataset | None:
-        """Writes what workers need into the output of a build; None if no image can be used."""
-        ...
-
-    def open(self, output: Folder, pixels: Preprocessing) -> ReusableImages:
-        """Opens the store in a worker that writes to `output`."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Build:
     """A dataset that workers write.
@@ -121,10 +80,8 @@ class Build:
             `output`.
         draft: the manifest, as far as it is known before the shards are written.
         source: where the images come from.
-        policies: what happens to pictures that occur more than once.
         max_reject_fraction: the build fails if more than this share of the images is rejected.
         rejected_files: images already rejected by the listing.
-        reusable: images that were decoded before, which are copied.
         checks: what the audit checks besides its own.
     """
 
@@ -132,10 +89,8 @@ class Build:
     replaces: Folder | None = None
     draft: manifest.Manifest
     source: Source
-    policies: SplitOptions = dataclasses.field(default_factory=SplitOptions)
     max_reject_fraction: float
     rejected_files: tuple[RejectedFile, ...] = ()
-    reusable: ReusableDataset | None = None
     checks: Sequence[Check] = ()
 
     def find_finished(self, tasks: Sequence[ShardTask]) -> dict[int, Sidecar]:
@@ -181,12 +136,24 @@ class Build:
             # Without threads, none holds the file when Python ends.
             return pq.ParquetFile(part).read(use_threads=False)
 
-    def read_schema(self, task: ShardTask) -> pa.Schema:
-        """Returns the schema of these rows, with its metadata."""
-        with self.output.open(rows_name(task)) as part:
-            return pq.read_schema(part)
-
 
 def rows_name(task: ShardTask) -> str:
     """Returns the name of the file with a shard's rows of the examples table."""
     return f"{BUILD_DIR}/{task.shard_name.removesuffix('.tfrecord')}.parquet"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A build whose plan is written, ready to run.
+
+    Attributes:
+        build: what every worker needs to know.
+        todo: the tasks that are not finished yet.
+        num_finished: number of images in shards that an earlier run finished.
+        started: time when the listing began, from `time.monotonic`, in seconds.
+    """
+
+    build: Build
+    todo: tuple[ShardTask, ...]
+    num_finished: int
+    started: float

@@ -1,7 +1,7 @@
 """Finishes a dataset, in one straight line.
 
-What became of every file is counted, duplicates are cut out of the shards, the images are audited,
-and the tables, the report and last the manifest are written. The listing has checked that each file
+What became of every file is counted, the images are audited, and the tables, the report and last
+the manifest are written. The listing has checked that each file
 is counted once; `tfrecord_io.auditing.verify` checks that again, from the finished dataset.
 """
 
@@ -25,10 +25,9 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from pipelines.listing.refs import RejectedFile, iterate_refs
 from pipelines.planning.plan import ShardTask, read_task_refs, read_tasks
-from pipelines.shards import drops
 from pipelines.shards.build import Build, Sidecar
-from pipelines.stores import output_state
-from pipelines.stores.output_state import FAILURE_FILE, PLAN_FILE, PLAN_JSON
+from pipelines.stores import output_folder
+from pipelines.stores.output_folder import FAILURE_FILE, PLAN_FILE, PLAN_JSON
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.format import descriptions, groups, manifest
 from tfrecord_io.format.examples import (
@@ -56,7 +55,7 @@ def finish_dataset(build: Build) -> None:
 
     Then the dataset takes the place of the one that it replaces, if there is one.
 
-    If too many images were rejected or a policy is violated, the reason is written to
+    If too many images were rejected, the reason is written to
     `FAILURE_FILE`, with the tables made so far, but no manifest. That is not raised as an error,
     because an engine would retry the step.
 
@@ -68,7 +67,7 @@ def finish_dataset(build: Build) -> None:
     with errors.clear_write_errors(storage.root):
         if build.replaces:
             # An engine may repeat this step after its end, or after a kill in the middle of it.
-            output_state.finish_replacing(build.replaces)
+            output_folder.finish_replacing(build.replaces)
             if not storage.exists(PLAN_JSON):
                 return
         tasks = read_tasks(storage, build.draft.fingerprint)
@@ -84,7 +83,7 @@ def finish_dataset(build: Build) -> None:
         storage.write(CROISSANT_FILE, text.encode())
         storage.write(manifest.FILE_NAME, made.to_json().encode())
         if build.replaces:
-            output_state.take_place(build.replaces)
+            output_folder.take_place(build.replaces)
 
 
 def require_finished(build: Build) -> Build:
@@ -114,7 +113,7 @@ def describe_images(
     The counts come from files, not from an engine's counters.
 
     Raises:
-        errors.RefusedError: if too many images were rejected or a policy is violated.
+        errors.RefusedError: if too many images were rejected.
         errors.BuildError: if an image is there twice, or a file is unaccounted for.
     """
     # Imported here because a launcher that starts the job on a cluster does not render the card.
@@ -124,23 +123,19 @@ def describe_images(
     rejects = list_rejects(build, tasks, sidecars)
     _require_classes(build, tasks, sidecars)
     parts = _read_rows(build, tasks)
-    dropped = drops.leave_out(build, tasks, sidecars, parts)
-    if dropped.num_rows:
-        sidecars, parts = build.require_sidecars(tasks), _read_rows(build, tasks)
-        reasons = (tuple(row.values()) for row in dropped.to_pylist())
-        _write_reasons(storage, manifest.DROPPED_FILE_NAME, reasons)
     rows = pa.concat_tables(parts)
     originals = np.flatnonzero(are_originals(rows))
     num_variants = rows.num_rows - len(originals)
-    made = _make_manifest(build, tasks, sidecars, rejects, dropped, num_variants)
+    made = _make_manifest(build, tasks, sidecars, rejects, num_variants)
     examples, images = audited(rows), build.open_images()
     same = twins.find_twins(examples, images, build.draft)
     result = audit.audit_examples(examples, same, made, build.checks)
     made = dataclasses.replace(made, audit={**made.audit, **result.to_dict()})
-    page = card.render(made, result, examples, images, rejects, dropped, build.checks)
+    page = card.render(
+        made, result, examples, images, rejects, _read_dropped(storage), build.checks
+    )
     storage.write(manifest.REPORT_FILE_NAME, page.encode())
     _write_examples(storage, parts, groups.group_images(rows, originals[same.pairs]))
-    drops.require_policies(storage, build.policies, made)
     return made
 
 
@@ -196,6 +191,21 @@ def _write_reasons(storage: Folder, name: str, rows: Iterable[Sequence[str]]) ->
     storage.write(name, text.getvalue().encode())
 
 
+def write_dropped(storage: Folder, dropped: pa.Table) -> None:
+    """Writes dropped.csv, of the images that the splits leave out, if there are some."""
+    if dropped.num_rows:
+        rows = (tuple(row.values()) for row in dropped.to_pylist())
+        _write_reasons(storage, manifest.DROPPED_FILE_NAME, rows)
+
+
+def _read_dropped(storage: Folder) -> list[list[str]]:
+    """Returns the rows of dropped.csv, or none."""
+    if not storage.exists(manifest.DROPPED_FILE_NAME):
+        return []
+    text = storage.read(manifest.DROPPED_FILE_NAME).decode()
+    return list(csv.reader(io.StringIO(text, newline="")))[1:]
+
+
 def _require_classes(build: Build, tasks: Sequence[ShardTask], sidecars: Sequence[Sidecar]) -> None:
     """Refuses a dataset in which all images of a class were rejected.
 
@@ -213,7 +223,6 @@ def _require_classes(build: Build, tasks: Sequence[ShardTask], sidecars: Sequenc
                 for name in without.intersection(kind.names_in(ref.label)):
                     paths.setdefault(name, set()).add(ref.image_name)
     rejected = {reject.source_path for sidecar in sidecars for reject in sidecar.rejects}
-    # The images of a class without an example may also have been dropped as duplicates.
     lost = {name: min(paths[name]) for name in sorted(paths) if paths[name] <= rejected}
     if not lost:
         return
@@ -271,16 +280,14 @@ def _make_manifest(
     tasks: Sequence[ShardTask],
     sidecars: Sequence[Sidecar],
     rejects: Sequence[RejectedFile],
-    dropped: pa.Table,
     num_variants: int,
 ) -> manifest.Manifest:
     """Completes the draft by what was written, except for the audit.
 
     Raises:
         errors.BuildError: if the numbers of files do not add up to those that the listing saw.
-        errors.RefusedError: if no example is left.
     """
-    planned, storage = build.draft.counts, build.output
+    planned = build.draft.counts
     counts = {
         "files": planned["files"],
         "examples": sum(sidecar.num_examples for sidecar in sidecars),
@@ -288,7 +295,7 @@ def _make_manifest(
         "rejects": len(rejects),
         "copies": planned["copies"],
         "over_limit": planned["over_limit"],
-        "dropped": dict(sorted(collections.Counter(dropped["reason"].to_pylist()).items())),
+        "dropped": planned["dropped"],
         "ignored": planned["ignored"],
         **({"excluded": planned["excluded"]} if "excluded" in planned else {}),
     }
@@ -315,13 +322,6 @@ def _make_manifest(
         raise errors.BuildError(
             f"the source has {counts['files']:,} files, but {accounted:,} are accounted for: "
             f"{counts}; no manifest was written; this is a bug, please report it"
-        )
-    if not counts["examples"]:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts["dropped"].items())
-        raise errors.RefusedError(
-            f"no image is left: {reasons} were dropped "
-            f"({storage.path(manifest.DROPPED_FILE_NAME)} lists them). Correct the labels, or "
-            "choose --duplicates keep with --overwrite"
         )
     return made
 

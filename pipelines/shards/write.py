@@ -8,9 +8,10 @@ import functools
 import io
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from multiprocessing.sharedctypes import Synchronized
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,15 +20,18 @@ import xxhash
 from pipelines import errors, workers
 from pipelines.listing.refs import OTHER, ImageRef, RejectedFile, iterate_refs
 from pipelines.planning import plan
-from pipelines.shards.build import Build, Create, ReusableImage, ReusableImages, Sidecar, rows_name
+from pipelines.shards.build import Build, Create, Sidecar, rows_name
 from pipelines.sources.source import Reader, read_in_order
-from pipelines.stores import output_state
-from pipelines.stores.output import WriteBehind
+from pipelines.stores.output_folder import PLAN_FILE
 from tfrecord_io.decoding import augment, preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format import schema, shard_writer
 from tfrecord_io.format.examples import table_of
+from tfrecord_io.stores.folder import Folder
+
+# Largest number of files waiting to be finished, besides the current one: those of one task.
+_MOST_UNFINISHED = 3
 
 #: What was done, by name, see `TaskWriter.write`.
 Counts = collections.Counter[str]
@@ -38,18 +42,11 @@ if TYPE_CHECKING:
     _Data = bytes | io.BytesIO | Dataset
 
 
-def write_shard(
-    build: Build,
-    task: plan.ShardTask,
-    reader: Reader,
-    create: Create,
-    reusable: ReusableImages | None = None,
-) -> Sidecar:
+def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Create) -> Sidecar:
     """Decodes the images of one task into one shard, one image at a time.
 
     The files appear in this order, each only when it is complete: shard, rows of the examples
     table, sidecar. So a sidecar that fits the build proves that the other two files exist.
-    Images that are in `reusable` are copied from there.
 
     Returns:
         the sidecar that was written.
@@ -60,13 +57,13 @@ def write_shard(
     """
     draft, layout = build.draft, build.draft.layout
     _check_decoder(draft.versions)
-    with build.output.open(output_state.PLAN_FILE) as file:
+    with build.output.open(PLAN_FILE) as file:
         planned = plan.read_task_refs(file, task, draft.fingerprint)
     with (
         create(task.shard_name) as file,
         shard_writer.ShardWriter(file, layout) as shard,
     ):
-        rows, rejects = write_images(build, task, planned, reader, reusable, shard)
+        rows, rejects = write_images(build, task, planned, reader, shard)
     places = pa.array([row["place"] for row in rows], pa.int64())
     others = {
         field.name.removeprefix(OTHER): planned[field.name].take(places)
@@ -74,9 +71,6 @@ def write_shard(
         if field.name.startswith(OTHER)
     }
     table = table_of(rows, shard.facts(), others)
-    if reusable:
-        num_copied = sum(row["is_reused"] and not row["variant"] for row in rows)
-        table = reusable.noted(table, num_copied)
     with create(rows_name(task)) as file:
         pq.write_table(table, file)
     sidecar = Sidecar(
@@ -94,6 +88,52 @@ def write_shard(
     return sidecar
 
 
+class WriteBehind:
+    """Finishes files in a thread, which waits for the disk or uploads to the store.
+
+    Files appear in the order in which they were written. After one failure, later files are
+    discarded, so no sidecar outlives its shard.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="write-behind")
+        self._unfinished: list[futures.Future[None]] = []
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        """Opens a file for writing, which appears later, and only when it is complete.
+
+        Raises:
+            OSError, errors.BuildError: if an earlier file could not be finished.
+        """
+        with contextlib.ExitStack() as block:
+            yield block.enter_context(self._folder.create(name))
+            earlier = self._unfinished[-1:]
+            self._unfinished.append(self._thread.submit(_finish, block.pop_all(), earlier))
+        while len(self._unfinished) > _MOST_UNFINISHED:
+            self._unfinished[0].result()
+            del self._unfinished[0]
+
+    def wait(self) -> None:
+        """Waits until every file is finished; raises the error of one that could not be."""
+        unfinished, self._unfinished = self._unfinished, []
+        futures.wait(unfinished)
+        for each in unfinished:
+            each.result()
+
+    def close(self) -> None:
+        """Waits for the thread to finish its files, and ends it."""
+        self._thread.shutdown()
+
+
+def _finish(block: contextlib.ExitStack, earlier: list[futures.Future[None]]) -> None:
+    """Ends the block of a file, with the error of an earlier file if that failed."""
+    with block:
+        for each in earlier:
+            each.result()
+
+
 class TaskWriter(contextlib.ExitStack):
     """Writes one task after another; it is closed by `close` or at the end of a `with` block.
 
@@ -104,8 +144,6 @@ class TaskWriter(contextlib.ExitStack):
         super().__init__()
         self._build = build
         self._reader = self.enter_context(build.source.open())
-        pixels = Preprocessing.from_dict(build.draft.preprocessing)
-        self._reusable = build.reusable and build.reusable.open(build.output, pixels)
         self._files = self.enter_context(contextlib.closing(WriteBehind(build.output)))
 
     def write(self, task: plan.ShardTask) -> Counts:
@@ -122,8 +160,7 @@ class TaskWriter(contextlib.ExitStack):
             return Counts()
         started = time.monotonic()
         with errors.clear_write_errors(self._build.output.root):
-            create = self._files.create
-            sidecar = write_shard(self._build, task, self._reader, create, self._reusable)
+            sidecar = write_shard(self._build, task, self._reader, self._files.create)
         return Counts(
             images=sidecar.num_examples,
             rejects=len(sidecar.rejects),
@@ -181,14 +218,13 @@ def write_images(
     task: plan.ShardTask,
     planned: pa.RecordBatch,
     reader: Reader,
-    reusable: ReusableImages | None,
     shard: shard_writer.ShardWriter,
 ) -> tuple[list[dict[str, Any]], list[RejectedFile]]:
     """Decodes the planned images, rows of a plan, into a shard.
 
     Returns:
-        the examples, by the names of `examples.SCHEMA` and with their `place` in the plan and
-        whether they are copied; and the rejected images.
+        the examples, by the names of `examples.SCHEMA` and with their `place` in the plan;
+        and the rejected images.
     """
     draft, preprocessing = build.draft, Preprocessing.from_dict(build.draft.preprocessing)
     refs, variants = list(iterate_refs(planned)), planned["variant"].to_pylist()
@@ -197,10 +233,8 @@ def write_images(
         paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
     texts = list({ref.label for ref in refs})
     labels = dict(zip(texts, draft.label_kind.vectors(texts, draft.label_names), strict=True))
-    parts = ((ref.member, functools.partial(_read_part, reader, reusable, ref)) for ref in refs)
-    # Records of a store are fetched ahead, as files are.
-    num_threads = max(reader.num_parallel_reads, reusable.num_parallel_reads if reusable else 1)
-    reads = read_in_order(reader, parts, num_threads)
+    parts = ((ref.member, functools.partial(_read_part, reader, ref)) for ref in refs)
+    reads = read_in_order(reader, parts)
     planned_rows = zip(refs, reads, variants, map(schema.image_key, paths), strict=True)
     examples: list[dict[str, Any]] = []
     rejects: list[RejectedFile] = []
@@ -209,7 +243,7 @@ def write_images(
         warnings.simplefilter("ignore")
         for place, (ref, read, variant, key) in enumerate(planned_rows):
             try:
-                data, image, side_facts = _decode(preprocessing, reader, reusable, ref, read)
+                data, image = _decode(preprocessing, reader, ref, read)
             except Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
                 if not variant:
@@ -221,12 +255,11 @@ def write_images(
             pixels = facts.pop("pixels")
             if variant:
                 pixels = augment.vary(pixels, draft.image_shape, key, image.box)
-            shard.write(pixels, labels[ref.label], key, image.box, None if variant else side_facts)
+            shard.write(pixels, labels[ref.label], key, image.box)
             examples.append(
                 facts
                 | {
                     "place": place,
-                    "is_reused": side_facts is not None,
                     "split": task.split,
                     "shard": task.shard_name,
                     "row": len(examples),
@@ -244,29 +277,25 @@ def write_images(
     return examples, rejects
 
 
-def _read_part(
-    reader: Reader, reusable: ReusableImages | None, ref: ImageRef
-) -> tuple[_Data, ReusableImage | None]:
-    """Reads a file and finds its image, or only the wanted frame, where that is possible."""
+def _read_part(reader: Reader, ref: ImageRef) -> _Data:
+    """Reads a file, or only the wanted frame, where that is possible."""
     if not ref.frame:
-        data = reader.read(ref.member)
-        return data, reusable.find(data, ref.frame) if reusable else None
+        return reader.read(ref.member)
     with reader.open(ref.member) as file:
         # Over a network, going from page to page of a TIFF takes longer than reading it.
         if part := preprocess.cut_picture(file, ref.frame, pages=reader.num_parallel_reads == 1):
-            return part, None
+            return part
         file.seek(0)
-        return file.read(), None
+        return file.read()
 
 
 def _decode(
     preprocessing: Preprocessing,
     reader: Reader,
-    reusable: ReusableImages | None,
     ref: ImageRef,
-    read: Callable[[], tuple[_Data, ReusableImage | None]],
-) -> tuple[_Data, preprocess.DecodedImage, Mapping[str, Any] | None]:
-    """Returns what was read of an image, the image, and its side facts if it is copied.
+    read: Callable[[], _Data],
+) -> tuple[_Data, preprocess.DecodedImage]:
+    """Returns what was read of an image, and the image.
 
     Raises:
         Reject: if it cannot be decoded, and reads the same a second time.
@@ -274,14 +303,12 @@ def _decode(
     """
     attempts: list[tuple[_Data, Reject]] = []
     # A server, a cable or a disk may have garbled the file the first time.
-    for read_again in (read, functools.partial(_read_part, reader, reusable, ref)):
+    for read_again in (read, functools.partial(_read_part, reader, ref)):
         data: _Data = b""
         try:
             with errors.clear_read_errors(ref.source_path):
-                data, copied = read_again()
-                if copied:
-                    return data, *copied
-                return data, preprocess.decode_image(data, preprocessing, ref.frame), None
+                data = read_again()
+                return data, preprocess.decode_image(data, preprocessing, ref.frame)
         except Reject as reject:
             attempts.append((data, reject))
         except (OSError, EOFError, IndexError):

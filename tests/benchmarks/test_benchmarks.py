@@ -36,7 +36,6 @@ def write_sample(path, num_images):
     ("command", "shown"),
     [
         ("build_speed.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
-        ("reuse_speed.py --sample sample.zip --num_images 40 --repeats 1", "the same bytes"),
         ("augment_cost.py --backend tensorflow --batch_size 4 --image_size 32", "of the bare step"),
         ("resize_speed.py --sample sample.zip --rounds 1 --num_shapes 9", "0 of 9 random pictures"),
         ("build_memory.py --sample sample.zip --num_images 20 40", "ratios, 40 to 20 images"),

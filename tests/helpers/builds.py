@@ -104,7 +104,7 @@ def prepare(source: Path | str, output: Path | str, *more: str):
 def prepare_flags(argv: Sequence[str]):
     """Returns the block of `prepare` for all flags of a build."""
     from pipelines.build_tfrecords import planned
-    from pipelines.stores.output_state import open_output
+    from pipelines.stores.output_folder import open_output
 
     options = parsed(argv)
     return planned(options, open_output(options.output.output))

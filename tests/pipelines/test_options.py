@@ -8,7 +8,7 @@ from pipelines.listing.options import ListingOptions
 from pipelines.planning.plan import PlanOptions
 from pipelines.planning.splits import SplitOptions
 from pipelines.sources.factory import SourceOptions
-from pipelines.stores.output import OutputOptions
+from pipelines.stores.output_folder import OutputOptions
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.terminal.address import Address
 

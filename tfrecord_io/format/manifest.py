@@ -17,6 +17,7 @@ from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format import schema
 from tfrecord_io.format.kinds import CLASSES, LabelKind, kind_in
 from tfrecord_io.format.statistics import PixelStatistics
+from tfrecord_io.stores import replace
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.errors import ToldError
 from tfrecord_io.terminal.flags import command
@@ -394,6 +395,11 @@ def _why_missing(folder: Folder) -> str:
         return (
             "this is a folder of images, not of a dataset; build it first: "
             f"{command('build')} --input {shlex.quote(str(folder))} --output OUT"
+        )
+    if replace.is_under_way(folder):
+        return (
+            "a build with --overwrite is replacing it, or was interrupted; wait for its end, or "
+            "run the same build command again, with --overwrite, which completes it"
         )
     return "the build did not finish; run the same build command again to resume it"
 

@@ -7,8 +7,7 @@ times longer: decoding an image in between evicts the code from the processor's 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -36,7 +35,6 @@ class ShardWriter:
         self._pictures = layout.images_in(self._block)
         self._num_waiting = 0
         self._boxes: list[tuple[int, int, int, int] | None] = []
-        self._known: list[Mapping[str, Any] | None] = []
         self._digest = hashlib.sha256()
         # Those of no pictures first, because a shard may have none.
         self._facts = [side_facts(np.empty((0, 32, 32, 1), np.uint8))]
@@ -48,17 +46,14 @@ class ShardWriter:
         label: np.ndarray,
         key: str,
         box: tuple[int, int, int, int] | None = None,
-        known: Mapping[str, Any] | None = None,
     ) -> None:
         """Appends a record; see `schema.RecordLayout.encode_record` for arguments and errors.
 
-        The box is where the picture is in a padded image. `known` are its side facts, by the names
-        of `side_facts`, if they need not be computed.
+        The box is where the picture is in a padded image.
         """
         record = self._layout.encode_record(image, label, key)
         self._block[self._num_waiting] = np.frombuffer(record, np.uint8)
         self._boxes.append(box)
-        self._known.append(known)
         self._num_waiting += 1
         if self._num_waiting == len(self._block):
             self._write_block()
@@ -85,23 +80,7 @@ class ShardWriter:
         self._digest.update(block)
         self._file.write(block)
         pictures = self._pictures[: self._num_waiting]
-        self._facts.append(self._side_facts(pictures))
+        self._facts.append(side_facts(pictures, self._boxes))
         self.statistics += PixelStatistics.from_images(pictures)
         self._boxes.clear()
-        self._known.clear()
         self._num_waiting = 0
-
-    def _side_facts(self, pictures: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the side facts of a block; those that are known are not computed."""
-        new = [place for place, known in enumerate(self._known) if known is None]
-        if len(new) == len(pictures):
-            return side_facts(pictures, self._boxes)
-        computed = side_facts(pictures[new], [self._boxes[place] for place in new])
-        facts = {}
-        for name, values in computed.items():
-            facts[name] = np.empty((len(pictures), *values.shape[1:]), values.dtype)
-            facts[name][new] = values
-            for place, known in enumerate(self._known):
-                if known is not None:
-                    facts[name][place] = known[name]
-        return facts

@@ -44,15 +44,15 @@ def waiting(folder: Folder) -> Folder:
     return aside
 
 
-def promise(folder: Folder) -> None:
-    """From now on, `complete` replaces the content by what waits."""
+def promise(folder: Folder, old: Collection[str] | None = None) -> None:
+    """From now on, `complete` replaces the content by what waits; for `old` see `take`."""
     aside = beside(folder)
-    _write_list(aside, aside.tree())
+    _write_list(aside, aside.tree(), old)
 
 
-def take(folder: Folder, own: re.Pattern[str]) -> None:
-    """Replaces the files whose names match `own` by those that wait."""
-    promise(folder)
+def take(folder: Folder, own: re.Pattern[str], old: Collection[str] | None = None) -> None:
+    """Replaces the old files by those that wait: the files `old`, or all matched by `own`."""
+    promise(folder, old)
     complete(folder, own)
 
 
@@ -78,15 +78,24 @@ def complete(folder: Folder, own: re.Pattern[str]) -> None:
     """Completes what a process has begun with a list, see above; may be repeated at any time.
 
     Raises:
-        UserError: if a user keeps something of his own where content waits.
+        UserError: if a user keeps something of his own where content waits, or the list of what
+            waits is damaged.
     """
     aside = beside(folder)
     _require_own(aside, own)
     if not aside.exists(_LIST):
         return
-    listed = set(json.loads(aside.read(_LIST)))
+    try:
+        content = json.loads(aside.read(_LIST))
+        listed, old = set(content["new"]), content["old"]
+        old = _own_names(folder, own) if old is None else old
+        gone = set(folder.tree()).intersection(old) - listed
+    except (ValueError, TypeError, KeyError):
+        raise UserError(
+            f"{aside.path(_LIST)} is damaged, so it is not known which files in {folder.root} are "
+            f"to be replaced; move the folder {aside.root} away, and run the command again"
+        ) from None
     coming = sorted(listed.intersection(aside.tree()))
-    gone = set(_own_names(folder, own)) - listed
     folder.delete(name for name in gone.union(coming) if name.endswith(_PROOFS))
     aside.move([name for name in coming if not name.endswith(_PROOFS)], folder)
     folder.delete(gone)
@@ -102,9 +111,14 @@ def settle(folder: Folder, own: re.Pattern[str]) -> None:
     drop(folder)
 
 
+def is_under_way(folder: Folder) -> bool:
+    """Returns whether a process has begun with a list, see above, and `complete` is still to do."""
+    return beside(folder).exists(_LIST)
+
+
 def require_settled(folder: Folder) -> None:
     """Raises a `UserError` if a process that replaces this run has not ended, or was killed."""
-    if beside(folder).exists(_LIST):
+    if is_under_way(folder):
         raise UserError(
             f"the run in {folder.root} is being replaced, or that was interrupted. Wait for the "
             "first checkpoint of the new run; or repeat the `train` command of either, which "
@@ -126,8 +140,9 @@ def _require_own(aside: Folder, own: re.Pattern[str]) -> None:
         )
 
 
-def _write_list(aside: Folder, names: list[str]) -> None:
-    aside.write(_LIST, json.dumps(names).encode())
+def _write_list(aside: Folder, names: list[str], old: Collection[str] | None = None) -> None:
+    content = {"new": names, "old": None if old is None else sorted(old)}
+    aside.write(_LIST, json.dumps(content).encode())
     aside.sync_names()  # before anything else changes
 
 

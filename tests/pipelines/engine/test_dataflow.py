@@ -16,8 +16,7 @@ from dataset_factory import bare_manifest
 from pipelines import build_tfrecords, errors, options
 from pipelines.engine import engine
 from pipelines.planning import plan
-from pipelines.shards.build import Build
-from pipelines.shards.job import Job
+from pipelines.shards.build import Build, Job
 from pipelines.sources.archive import ArchiveSource
 from tfrecord_io.stores.remote import StoredFile
 

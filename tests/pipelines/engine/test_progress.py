@@ -5,7 +5,7 @@ from builds import wait_until
 
 from pipelines.engine import launch
 from pipelines.planning.plan import ShardTask
-from pipelines.stores.output_state import PLAN_JSON
+from pipelines.stores.output_folder import PLAN_JSON
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 
 STRIDE = 100

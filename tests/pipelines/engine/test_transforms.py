@@ -20,7 +20,7 @@ from pipelines.planning import plan
 from pipelines.shards import finish, write
 from pipelines.shards.build import Sidecar, rows_name
 from pipelines.shards.finish import require_finished
-from pipelines.stores import output_state
+from pipelines.stores import output_folder
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import Reject
@@ -55,7 +55,7 @@ def write_all(job):
 
 
 def planned_refs(job, task):
-    with job.build.output.open(output_state.PLAN_FILE) as file:
+    with job.build.output.open(output_folder.PLAN_FILE) as file:
         return list(iterate_refs(plan.read_task_refs(file, task, job.build.draft.fingerprint)))
 
 
@@ -252,7 +252,7 @@ def test_the_manifest_comes_last(job, monkeypatch):
 def test_another_launchers_plan_is_neither_written_nor_finished(scans, job, tmp_path):
     write_all(job)
     with prepared_job(scans, tmp_path / "other", "--seed=7") as other:
-        for name in (output_state.PLAN_FILE, output_state.PLAN_JSON):
+        for name in (output_folder.PLAN_FILE, output_folder.PLAN_JSON):
             job.build.output.write(name, other.build.output.read(name))
     for go_on in (write_all, lambda job: finish.finish_dataset(job.build)):
         with pytest.raises(errors.BuildError, match="another command writes to the same --output"):

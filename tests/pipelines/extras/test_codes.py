@@ -119,7 +119,7 @@ def source_of(kind, names, folder):
     place = folder / names.new()
     place.mkdir()
     flags = [rf"--patient_regex=-(q[0-9]+zyx)-|{names.new()}", "--max_reject_fraction=0.5"]
-    flags += ["--num_shards=2", "--leaks=drop", "--duplicates=drop"]
+    flags += ["--num_shards=2", "--leaks=drop"]
     if kind == "folder":
         write_tree(place, files)
         (place / next(iter(files))).parent.joinpath(names.new()).symlink_to(place)

@@ -745,7 +745,7 @@ def of_other_types(num_rows):
 def test_all_that_a_table_says_of_an_image_follows_it_into_the_table_of_examples(
     tmp_path, kind, capsys
 ):
-    # One image is rejected, two are dropped as copies of others, and train has copies.
+    # One image is rejected, and train has copies.
     files = IMAGES | {"scan1.png": b"no image", "copy.png": IMAGES["scan2.png"]}
     files = {f"export/images/{name}": content for name, content in files.items()}
     source = write_zip(tmp_path / "in.zip", files)
@@ -764,7 +764,7 @@ def test_all_that_a_table_says_of_an_image_follows_it_into_the_table_of_examples
             table = table.append_column(name, column)
         pq.write_table(table, labels)
     output = tmp_path / "out"
-    options = ["--max_reject_fraction=0.5", "--duplicates=drop", "--variants=1", "--num_shards=3"]
+    options = ["--max_reject_fraction=0.5", "--variants=1", "--num_shards=3"]
     assert build(source, labels, output, *options) == 0
     found = pq.read_table(output / "examples.parquet")
     assert found.schema.field("age").type == pa.int64()
@@ -772,8 +772,7 @@ def test_all_that_a_table_says_of_an_image_follows_it_into_the_table_of_examples
     assert kind == "csv" or of_other_types(1).keys() <= {*found.column_names}
     by_path = {f"export/images/{row['path']}": row for row in rows}
     kept = found.to_pylist()
-    unused = {f"export/images/scan{number}.png" for number in (1, 2)}
-    assert {row["path"] for row in kept} == set(files) - unused
+    assert {row["path"] for row in kept} == set(files) - {"export/images/scan1.png"}
     assert {row["split"] for row in kept if row["variant"]} == {"train"}
     for row in kept:
         told = by_path[row["path"]]

@@ -16,7 +16,7 @@ from pipelines.listing.refs import REF_SCHEMA, iterate_refs
 from pipelines.planning import plan
 from pipelines.planning.plan import PlanOptions, make_plan
 from pipelines.sources.source import Member
-from pipelines.stores import output_state
+from pipelines.stores import output_folder
 from tfrecord_io.terminal import printing
 
 STRIDE = 50_000
@@ -210,7 +210,7 @@ IDENTITY = {"seed": 0, "classes": ["CNV", "DME"], "limit": None, "decoder": {"pi
 )  # fmt: skip
 def test_the_fingerprint_changes_with_everything_and_the_difference_is_named(change):
     changed = {**IDENTITY, **change}
-    assert output_state.fingerprint(changed) != output_state.fingerprint(IDENTITY)
+    assert output_folder.fingerprint(changed) != output_folder.fingerprint(IDENTITY)
     lines = printing.differences(IDENTITY, changed)
     if change != {"more": None}:
         assert len(lines) == 1
@@ -219,5 +219,5 @@ def test_the_fingerprint_changes_with_everything_and_the_difference_is_named(cha
 
 def test_the_fingerprint_does_not_depend_on_the_order_of_its_parts_or_a_trip_through_json():
     again = json.loads(json.dumps(dict(reversed(IDENTITY.items()))))
-    assert output_state.fingerprint(again) == output_state.fingerprint(IDENTITY)
+    assert output_folder.fingerprint(again) == output_folder.fingerprint(IDENTITY)
     assert printing.differences(again, IDENTITY) == []

@@ -12,7 +12,6 @@ from pipelines.report import summary
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
 from tfrecord_io.auditing import audit
-from tfrecord_io.auditing.verify import verify
 from tfrecord_io.decoding import augment
 from tfrecord_io.extras import sample
 
@@ -84,21 +83,6 @@ def test_the_audit_and_the_summary_do_not_take_a_variant_for_an_image(
     said = capsys.readouterr().out
     assert "17 files:\n       46 examples" in said
     assert "      -30 augmented copies among them" in said
-
-
-def test_a_variant_goes_with_an_original_that_is_dropped(tmp_path):
-    files = scan_tree({"train": 3, "test": 1}, classes=("CNV", "NORMAL"))
-    files["train/CNV/CNV-900-1.jpeg"] = files["train/CNV/CNV-100-0.jpeg"]
-    source = write_tree(tmp_path / "scans", files)
-
-    output = build_here(source, tmp_path / "out", "--variants=2", "--duplicates=drop")
-
-    counts = Manifest.load(output).counts
-    assert sum(counts["dropped"].values()) == 1
-    assert counts["variants"] == 12
-    paths = {row["path"] for row in rows_of(output)}
-    assert len(paths & {"train/CNV/CNV-900-1.jpeg", "train/CNV/CNV-100-0.jpeg"}) == 1
-    assert verify(output) == []
 
 
 def test_a_limit_is_of_images_not_of_variants(scans, tmp_path):

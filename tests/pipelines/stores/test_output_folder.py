@@ -14,9 +14,9 @@ from killed import killed_anywhere
 from pipelines import errors
 from pipelines.shards import write
 from pipelines.shards.finish import finish_dataset, require_finished
-from pipelines.stores import output_state
-from tfrecord_io import ManifestError
-from tfrecord_io.stores import file_lock
+from pipelines.stores import output_folder
+from tfrecord_io import Manifest, ManifestError
+from tfrecord_io.stores import file_lock, replace
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 
 
@@ -43,13 +43,13 @@ def test_the_build_folder_is_shared_with_those_who_may_write_to_the_output(
 ):
     Path(storage.root).mkdir()
     Path(storage.root).chmod(given)
-    with output_state.locked(storage):
+    with output_folder.locked(storage):
         assert stat.S_IMODE((Path(storage.root) / BUILD_DIR).stat().st_mode) == expected
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_build_folder_is_private_and_one_that_never_began_leaves_nothing(storage, fails):
-    with contextlib.suppress(KeyboardInterrupt), output_state.locked(storage):
+    with contextlib.suppress(KeyboardInterrupt), output_folder.locked(storage):
         assert stat.S_IMODE((Path(storage.root) / BUILD_DIR).stat().st_mode) == 0o700
         if fails:
             raise KeyboardInterrupt
@@ -60,7 +60,7 @@ def test_the_build_folder_is_private_and_one_that_never_began_leaves_nothing(sto
 def test_a_folder_that_was_there_before_stays(tmp_path, files):
     (tmp_path / "out").mkdir()
     write_tree(tmp_path / "out", files)
-    with output_state.locked(Folder(str(tmp_path / "out"))):
+    with output_folder.locked(Folder(str(tmp_path / "out"))):
         pass
     assert (tmp_path / "out").is_dir()
     assert files_of(tmp_path / "out") == files
@@ -71,7 +71,7 @@ def test_an_output_that_cannot_be_a_folder_is_named(tmp_path, name):
     (tmp_path / "file").write_bytes(b"")
     with (
         pytest.raises(errors.UserError, match=f"cannot write to --output {tmp_path / name}"),
-        output_state.locked(Folder(str(tmp_path / name))),
+        output_folder.locked(Folder(str(tmp_path / name))),
     ):
         pass
 
@@ -129,8 +129,11 @@ def test_a_lock_on_a_file_that_its_last_holder_deleted_is_taken_anew(tmp_path, m
 # ---- what is there already
 
 
+SHARDS = ["train-00000-of-00001.tfrecord"]
+
+
 def place_of(storage, overwrite=False):
-    return output_state.place_of(storage, {"seed": 0}, overwrite=overwrite, has_lock=True)
+    return output_folder.place_of(storage, {"seed": 0}, SHARDS, overwrite=overwrite, has_lock=True)
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
@@ -142,13 +145,17 @@ def test_the_folder_of_a_run_is_refused(storage, overwrite):
     assert files_of(Path(storage.root)) == run
 
 
-@pytest.mark.parametrize("name", ["train-00000-of-00001.tfrecord", "report.html"])
-def test_a_folder_with_files_of_nobody_that_a_build_writes_is_refused(storage, name):
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("name", [*SHARDS, "train-00000-of-00001.json", "report.html"])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_a_build_would_write_over_is_refused(storage, name, is_folder, overwrite):
     write_tree(Path(storage.root), {"notes.txt": b"mine"})
     assert place_of(storage) == (storage, None)
-    write_tree(Path(storage.root), {name: b"theirs"})
-    with pytest.raises(errors.UserError, match=f"{name} but no plan"):
-        place_of(storage)
+    write_tree(Path(storage.root), {f"{name}/mine" if is_folder else name: b"theirs"})
+    before = files_of(Path(storage.root))
+    with pytest.raises(errors.UserError, match=f"holds {name}, .* --output"):
+        place_of(storage, overwrite)
+    assert files_of(Path(storage.root)) == before
 
 
 @pytest.mark.parametrize(
@@ -215,6 +222,7 @@ def test_a_dataset_and_nothing_else_is_replaced_when_the_new_one_is_finished(
 ):
     output = Path(shutil.copytree(complete, tmp_path / "out"))
     strangers = {"notes.txt": b"mine", "train.json": b"mine", "sub/manifest.json": b"mine"}
+    strangers |= {"mine-00000-of-00002.tfrecord": b"mine", "train-00000-of-00099.json": b"mine"}
     write_tree(output, strangers)
     before = files_of(output)
     with prepare(scans, output, *OTHER) as job:
@@ -224,30 +232,25 @@ def test_a_dataset_and_nothing_else_is_replaced_when_the_new_one_is_finished(
     assert files_of(output) == strangers | files_of(build_here(scans, tmp_path / "new", *OTHER))
 
 
-@pytest.mark.parametrize("is_known", [False, True])
 def test_what_only_decoding_shows_leaves_the_dataset_and_a_build_that_goes_on(
-    complete, tmp_path, capsys, is_known
+    complete, tmp_path, capsys
 ):
     output = Path(shutil.copytree(complete, tmp_path / "out"))
     before, folder = files_of(output), scan_tree({"train": 6, "test": 2})
     damaged = next(name for name in folder if "train" in name)
     damaged_scans = write_tree(tmp_path / "scans", folder | {damaged: b"\xff\xd8cut off"})
-    flags = [*OTHER, *([f"--reuse={output}"] if is_known else [])]
-    assert run_build_here(damaged_scans, output, *flags, "--max_reject_fraction=0") == 1
+    assert run_build_here(damaged_scans, output, *OTHER, "--max_reject_fraction=0") == 1
     assert f"What {output} held is as it was" in capsys.readouterr().err
     assert without_waiting(output) == before
     written = finished_files(output / ".waiting")
-    build_here(damaged_scans, output, *flags, "--max_reject_fraction=1")
+    build_here(damaged_scans, output, *OTHER, "--max_reject_fraction=1")
     assert written == finished_files(output)
     wanted = build_here(damaged_scans, tmp_path / "new", *OTHER, "--max_reject_fraction=1")
     assert files_of(output) == files_of(wanted)
-    assert ("copied from" in capsys.readouterr().out) == is_known
 
 
-def refused_flags(folder, scans, old):
+def refused_flags(folder, scans):
     """Returns flags with which a build is refused, each at another point of its preparation."""
-    damaged = shutil.copytree(old, folder / "damaged")
-    (damaged / "examples.parquet").write_bytes(b"cut off")
     one = next(scans.rglob("*.jpeg")).relative_to(scans)
     (folder / "one.csv").write_text(f"path,label\n{one},CNV\n")
     return [
@@ -255,8 +258,6 @@ def refused_flags(folder, scans, old):
         ["--keep_split=valid"],
         ["--splits=patient", "--split_fractions=train=0.999,test=0.001"],
         [f"--labels={folder / 'one.csv'}"],
-        [f"--reuse={damaged}"],
-        [f"--reuse={folder / 'none'}"],
         ["--exclude_regex=."],
         ["--classes=AMD,CNV"],
     ]
@@ -272,7 +273,7 @@ def test_whatever_is_refused_leaves_the_dataset_as_it_was(scans, complete, tmp_p
 
     build_here(scans, output, "--num_shards=4")
     before = found()
-    refused = refused_flags(tmp_path, scans, complete)
+    refused = refused_flags(tmp_path, scans)
     for flags in refused if place == "disk" else refused[1::4]:
         assert run_build_here(scans, output, "--overwrite", *flags), flags
         assert found() == before, flags
@@ -280,6 +281,48 @@ def test_whatever_is_refused_leaves_the_dataset_as_it_was(scans, complete, tmp_p
         build_here(scans, output, "--overwrite", f"--labels={tmp_path / 'one.csv'}")
     assert len(before) > 8
     assert found() == before
+
+
+def test_a_refusal_leaves_the_shards_of_a_replacement_that_was_killed(scans, complete, tmp_path):
+    output = Path(shutil.copytree(complete, tmp_path / "out"))
+    with prepare(scans, output, *OTHER) as job:
+        write_all(job)
+    before = files_of(output)
+    for flag in ("--keep_split=valid", "--splits=patient", "--window=1,2"):
+        with pytest.raises(errors.UserError, match=flag[:7]):
+            build_here(scans, output, *OTHER, flag)
+        assert files_of(output) == before
+    with prepare(scans, output, *OTHER) as job:
+        assert not job.todo
+
+
+def test_a_replacement_whose_list_is_damaged_is_refused(scans, complete, tmp_path):
+    output = Path(shutil.copytree(complete, tmp_path / "out"))
+    for content in (b"", b"[]", b'{"new": 3}'):
+        write_tree(output, {".waiting/list.json": content})
+        with pytest.raises(errors.UserError, match=r"list\.json is damaged"):
+            build_here(scans, output, *OTHER)
+        assert without_waiting(output) == files_of(complete)
+
+
+def test_a_dataset_that_is_being_replaced_is_said_to_be(scans, complete, tmp_path):
+    output = Path(shutil.copytree(complete, tmp_path / "out"))
+    with prepare(scans, output, *OTHER) as job:
+        write_all(job)
+    replace.promise(Folder(str(output)))
+    (output / "manifest.json").unlink()
+    with pytest.raises(ManifestError, match="--overwrite"):
+        Manifest.load(output)
+
+
+def test_the_seed_that_a_search_has_found_makes_the_same_dataset(scans, tmp_path, capsys):
+    flags = ["--splits=patient", "--split_fractions=train=0.7,test=0.3"]
+    output = build_here(scans, tmp_path / "out", *flags, "--split_seed=auto")
+    seed = Manifest.load(output).options["split_seed"]
+    assert f"--split_seed {seed} from now on" in capsys.readouterr().err
+    for same in (seed, "auto"):
+        assert run_build_here(scans, output, *flags, f"--split_seed={same}") == 0
+        assert "nothing to do" in capsys.readouterr().out
 
 
 def test_a_build_that_is_killed_while_it_replaces_leaves_the_old_or_the_new(
@@ -294,7 +337,7 @@ def test_a_build_that_is_killed_while_it_replaces_leaves_the_old_or_the_new(
     new = without_waiting(build_here(scans, tmp_path / "new", *OTHER))
     old = without_waiting(complete)
     for number, _ in enumerate(killed_anywhere(output, tmp_path / "states", replace)):
-        with output_state.locked(Folder(str(output))):
+        with output_folder.locked(Folder(str(output))):
             found = without_waiting(output)
         assert found in (old, new)
         outcomes.add(found == new)

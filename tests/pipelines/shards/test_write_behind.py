@@ -5,7 +5,7 @@ import threading
 import pytest
 from s3_server import BUCKET
 
-from pipelines.stores.output import WriteBehind
+from pipelines.shards.write import WriteBehind
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 
 

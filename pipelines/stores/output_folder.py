@@ -1,11 +1,9 @@
-"""The state of the output folder before a build: its lock, and what it already holds.
-
-`shards.build` finds the shards with which a build resumes.
-"""
+"""The output folder: its options, its lock, and what it holds before a build."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import re
@@ -15,11 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pipelines import errors
-from tfrecord_io.format import manifest
+from tfrecord_io.format import examples, manifest
 from tfrecord_io.reading.opening import open_split
 from tfrecord_io.stores import file_lock, replace
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.address import Address, is_remote
+from tfrecord_io.terminal.flags import check, flag
 from tfrecord_io.terminal.printing import differences
 
 #: The references, one record batch per task; and a JSON file with the tasks and the identity.
@@ -34,14 +33,52 @@ FAILURE_FILE = f"{BUILD_DIR}/failure.txt"
 _State = Literal["complete", "resume", "replace"]
 
 _LOCK = f"{BUILD_DIR}/lock"
-# Without the lock, which another build may be about to open, and an unpacked archive, which is made
-# from the input alone.
-_OWN_FILES = re.compile(
-    rf"{re.escape(BUILD_DIR)}/(?!lock$).*(?<!\.tar)"
-    r"|[a-z][a-z0-9_]*-\d{5,}-of-\d{5,}\.(tfrecord|json)"
-    r"|manifest\.json|examples\.parquet|rejects\.csv|dropped\.csv|report\.html"
-    r"|features\.json|dataset_info\.json|croissant\.json"
+# The files of a dataset besides its shards and their sidecars.
+_FILES = (
+    manifest.FILE_NAME,
+    manifest.REJECTS_FILE_NAME,
+    manifest.DROPPED_FILE_NAME,
+    manifest.REPORT_FILE_NAME,
+    examples.FILE_NAME,
+    examples.CROISSANT_FILE,
+    "features.json",
+    "dataset_info.json",
 )
+# What a dataset that waits to replace another may consist of.
+_OWN_FILES = re.compile(
+    rf"{re.escape(BUILD_DIR)}/.*|[a-z][a-z0-9_]*-\d{{5,}}-of-\d{{5,}}\.(tfrecord|json)|"
+    + "|".join(map(re.escape, _FILES))
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Where the dataset goes, and what it may lack.
+
+    Raises:
+        ValueError: if a value is wrong.
+    """
+
+    output: Address = flag("data/tfrecords", "folder or URL of the dataset", metavar="DIR")
+    name: str | None = flag(
+        None, "name of the dataset (default: made from the source or the input)", metavar="NAME"
+    )
+    max_reject_fraction: float = flag(
+        0.01, "fail if more than this share of the images cannot be used", least=0, most=1
+    )
+    overwrite: bool = flag(
+        False,
+        "replace the dataset in the output folder, finished or not, when the new one is finished",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.output.strip("/"):
+            raise ValueError(f"--output must be a folder of its own, received {self.output!r}")
+        if self.name is not None and not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
+            raise ValueError(
+                f"--name must be lower-case letters, digits and underscores, received {self.name!r}"
+            )
 
 
 def open_output(address: Address) -> Folder:
@@ -99,7 +136,12 @@ class Place(NamedTuple):
 
 
 def place_of(
-    storage: Folder, identity: Mapping[str, Any], *, overwrite: bool, has_lock: bool
+    storage: Folder,
+    identity: Mapping[str, Any],
+    shards: Collection[str],
+    *,
+    overwrite: bool,
+    has_lock: bool,
 ) -> Place | None:
     """Returns where a build writes, by what the output folder holds; None if it is complete.
 
@@ -109,23 +151,37 @@ def place_of(
     Args:
         storage: the output folder.
         identity: everything that decides the bytes of the dataset.
+        shards: the names of the shards that the build writes.
         overwrite: whether any dataset may be replaced.
         has_lock: whether the lock of the folder proves that no other build is writing it.
 
     Raises:
-        errors.UserError: if the folder holds a run, another dataset, shards without a plan, or a
-            damaged plan or manifest.
+        errors.UserError: if the folder holds a run, another dataset, a file that the build would
+            write over, or a damaged plan or manifest.
         manifest.ManifestError: if it holds the dataset, but not all of its shards.
     """
     names = storage.names()
     if {"config.json", "history.json"}.issubset(names):
         raise errors.UserError(f"{storage.root} holds a run of a network; choose another --output")
     state = "replace" if overwrite else _state_of(storage, names, identity, has_lock)
+    if state == "complete":
+        if not storage.remote:
+            replace.drop(storage)
+        return None
+    written = {*_FILES, *shards, *map(manifest.sidecar_name, shards)}
+    in_the_way = written.intersection(names) - _files_of_dataset(storage)
+    if not storage.remote:
+        in_the_way |= {name for name in written if Path(storage.path(name)).is_dir()}
+    if in_the_way:
+        raise errors.UserError(
+            f"{storage.root} holds {min(in_the_way)}, which is not of a dataset or plan there, and "
+            "this build would write it; move it away, or choose another --output"
+        )
     if state == "replace":
         return Place(_beside(storage, fingerprint(identity)), storage)
     if not storage.remote:  # without a lock, another build may still be writing there
         replace.drop(storage)
-    return Place(storage) if state == "resume" else None
+    return Place(storage)
 
 
 def _state_of(
@@ -153,12 +209,29 @@ def _state_of(
             print("\n  ".join([text, *changed]), file=sys.stderr, flush=True)
             return "replace"
         _require_same(storage, identity, old, old_fingerprint)
-    elif strangers := [name for name in names if _OWN_FILES.fullmatch(name)]:
-        raise errors.UserError(
-            f"{storage.root} holds {strangers[0]} but no plan of a build; choose another "
-            "--output, or replace such files with --overwrite"
-        )
     return "resume"
+
+
+def _files_of_dataset(storage: Folder) -> set[str]:
+    """Returns the names of the files of a dataset, as its manifest or plan lists them.
+
+    Of a damaged manifest or plan the shards are not known.
+    """
+    shards: list[str] = []
+    has_manifest, has_plan = storage.exists(manifest.FILE_NAME), storage.exists(PLAN_JSON)
+    if not (has_manifest or has_plan):
+        return set()
+    if has_manifest:
+        with contextlib.suppress(manifest.ManifestError):
+            shards += [shard.name for shard in manifest.Manifest.load(storage.root).shards]
+    if has_plan:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            shards += [
+                manifest.shard_name(split, index, num_shards)
+                for _, split, index, num_shards, _ in json.loads(storage.read(PLAN_JSON))["tasks"]
+            ]
+    of_build = {f"{BUILD_DIR}/{name}" for name in storage.names(BUILD_DIR)} - {_LOCK}
+    return {*_FILES, *shards, *map(manifest.sidecar_name, shards), *of_build}
 
 
 def _require_same(
@@ -185,8 +258,11 @@ def _beside(storage: Folder, fingerprint: str) -> Folder:
 
 
 def take_place(storage: Folder) -> None:
-    """Replaces the dataset that is there by the one beside it, which is finished."""
-    replace.take(storage, _OWN_FILES)
+    """Replaces the dataset that is there by the one beside it, which is finished.
+
+    Of the files that are there, only those that its manifest or plan lists are removed.
+    """
+    replace.take(storage, _OWN_FILES, _files_of_dataset(storage))
 
 
 def finish_replacing(storage: Folder) -> None:
