@@ -169,8 +169,8 @@ def test_no_name_of_the_input_is_in_an_output(kind, secret, tmp_path, capfd):
     for column in ("key", "patient", "study", "series"):
         values = set(_column(plain, column)) - {None}
         assert not [value for value in values if value.encode() in content]
-    assert (hidden / "rejects.csv").read_text().count("\n") > 2
-    assert (hidden / "dropped.csv").read_text().count("\n") > 1
+    assert (hidden / "rejects.csv").read_text().count("\n") > 1
+    assert kind == "zip and table" or (hidden / "dropped.csv").read_text().count("\n") > 1
 
 
 def test_the_secret_and_the_names_of_files_stay_out_of_the_job(secret, tmp_path):
