@@ -49,7 +49,6 @@ COMMANDS = {
     "evaluate": ("train.evaluate", "measure a trained network on another dataset"),
     "compare": ("train.extras.compare", "compare the settings and measures of trained networks"),
     "predict": ("train.predict", "predict image files"),
-    "export": ("train.export", "write the forms of a trained network anew"),
     "benchmark": ("train.benchmark", "measure images per second by number of replicas"),
 }
 
@@ -175,10 +174,6 @@ class Run(Evaluation):
     def history(self) -> list[dict[str, Any]]:
         """What was measured after each epoch."""
         return self._json("history.json")
-
-    def export(self) -> None:
-        """Writes the forms of its network anew: `scan-tfrecords export`."""
-        _show("export", ["--run", self])
 
     def predict(
         self, inputs: str | os.PathLike[str] | Iterable[Any], **options: Any

@@ -18,7 +18,10 @@ FORBIDDEN = {
     "train": {"pipelines", "apache_beam"},
 }
 #: Modules that may import an optional feature from `extras/`.
-COMMANDS = ["build_tfrecords.py", "run.py", "evaluate.py", "predict.py", "__main__.py", "powers.py"]
+COMMANDS = [
+    *("build_tfrecords.py", "__main__.py", "run.py", "trainer.py"),
+    *("evaluate.py", "predict.py", "benchmark.py"),
+]
 
 
 def imports_of(path):

@@ -41,7 +41,7 @@ def test_without_a_command_it_lists_each_in_one_line(words, capsys):
     listed = [line.split()[0] for line in said.out.splitlines() if line.startswith("  ")]
     assert listed == [
         *("build", "verify", "labels_from", "audit", "diff"),
-        *("train", "evaluate", "compare", "predict", "export", "benchmark"),
+        *("train", "evaluate", "compare", "predict", "benchmark"),
     ]
 
 
@@ -86,7 +86,7 @@ def test_a_reader_that_ends_early_is_not_an_error():
 def test_each_command_gets_its_own_arguments(command, capsys):
     assert run_here(command, "--help") == 0
     flag = {"build": "--image_size", "train": "--workdir", "benchmark": "--replicas"}
-    flag |= {"evaluate": "--model", "predict": "--model", "export": "--run"}
+    flag |= {"evaluate": "--model", "predict": "--model"}
     flag |= {"audit": "--max_leaked_patients", "labels_from": "--output", "diff": "--json"}
     flag |= {"verify": "--source_input", "compare": "--output"}
     assert flag[command] in capsys.readouterr().out

@@ -31,9 +31,10 @@ from tfrecord_io.terminal.printing import counted, differences, listed
 from tfrecord_io.terminal.spelling import rename_example
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, Seen, expose, read_seen
+from train.extras import occlusion
+from train.extras.bucket import open_run
 from train.machine import console
 from train.machine.places import METRICS_NAME, PAGE_NAME
-from train.powers import POWERS
 from train.results.classifier import (
     Classifier,
     load_classifiers,
@@ -87,7 +88,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     manifest = dataset.manifest
     splits = _chosen_splits(manifest, split, data)
     output = _output_of(arguments, manifest)
-    runs = single_runs([POWERS.open_run(each) for each in arguments.run])
+    runs = single_runs([open_run(each) for each in arguments.run])
     classifier = load_classifiers(runs)
     _require_fit(classifier, manifest, address, data)
     if is_own := classifier.fingerprint == manifest.fingerprint:
@@ -132,8 +133,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         is_own=is_own and own_results.get("split") in (None, *manifest.splits),
         exposure=exposure,
     )
-    explanation = POWERS.explain and POWERS.explain(predict)
-    write_results(output, result, explanation=explanation)
+    write_results(output, result, explanation=occlusion.explain(predict))
     print(f"The metrics and {PAGE_NAME} are in {output}")
 
 

@@ -30,8 +30,9 @@ from tfrecord_io.terminal.printing import (
     refuse,
     until_closed,
 )
+from train.extras import by_patient, occlusion
+from train.extras.bucket import open_run
 from train.machine import console
-from train.powers import POWERS
 from train.results.classifier import (
     Classifier,
     Prediction,
@@ -48,14 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
     add = parser.add_argument
     run = "finished run, a folder or URL; of several, or of a cross-validation, the mean answers"
-    several: Any = {"required": True, "nargs": "+", "action": "extend"}
-    add("--run", "--model", type=Address, metavar="RUN", help=run, **several)
+    add("--run", "--model", required=True, nargs="+", type=Address, metavar="RUN", help=run)
     files = "image files, or folders of them"
-    add("--input", type=local_path, metavar="PATH", help=files, **several)
+    add("--input", required=True, nargs="+", type=local_path, metavar="PATH", help=files)
     forms = ("table", "csv", "json")
     add("--format", choices=forms, default="table", help="output format (default: table)")
-    for power in filter(None, (POWERS.together, POWERS.maps)):
-        power.add_arguments(parser)
+    by_patient.add_arguments(parser)
+    occlusion.add_arguments(parser)
 
 
 def predict(arguments: argparse.Namespace) -> int:
@@ -66,10 +66,13 @@ def predict(arguments: argparse.Namespace) -> int:
                 f"--input {folder} is a dataset; give image files, or measure the network on it "
                 f"with {command('evaluate')} --run {arguments.run[0]} --data {folder}"
             )
+    if arguments.patient_regex and not arguments.by:
+        raise UserError("--patient_regex says whom --by patient is about; add --by patient")
+    if arguments.occlusion:
+        console.make_folder("--occlusion", arguments.occlusion)
     paths = console.list_files(arguments.input)
-    maps = POWERS.maps and POWERS.maps(arguments)
-    several = POWERS.together and POWERS.together(arguments)
-    classifier = load_classifiers([POWERS.open_run(run) for run in arguments.run])
+    classifier = load_classifiers([open_run(run) for run in arguments.run])
+    pattern = by_patient.pattern_of(arguments, classifier) if arguments.by else None
     _warn(other_decoder(classifier))
     try:
         predictions = list(predict_files(classifier, paths))
@@ -77,11 +80,13 @@ def predict(arguments: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
     seen = [prediction.shape for prediction in predictions if prediction.shape]
     _warn(shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing))
-    shown = several.together(classifier, predictions) if several else predictions
+    shown: Sequence[Prediction] = predictions
+    if pattern:
+        shown = by_patient.predict_by_patient(arguments, pattern, classifier, predictions)
     with until_closed():
         _show(shown, classifier, arguments.format)
-    if maps:
-        maps.write(classifier, predictions)
+    if arguments.occlusion:
+        occlusion.write_maps(arguments.occlusion, classifier, predictions)
     rejected: dict[str, list[str]] = {}
     for prediction in predictions:
         if prediction.reject:
@@ -102,6 +107,9 @@ def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) 
     """Prints the predictions; a terminal or a table gets control characters escaped."""
     names = classifier.label_names
     rows = [_row(each, names) for each in predictions]
+    if form == "json":
+        print(json.dumps(rows, indent=1))
+        return
     above = [ABOVE] if any(ABOVE in row for row in rows) else []
     front = [name for name in ("patient", "images") if any(name in row for row in rows)]
     table: list[list[Any]] = [[*front, "path", "predicted", *names, "reject", *above]]
@@ -110,43 +118,22 @@ def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) 
         reached = ["|".join(row[ABOVE]) or "none" if ABOVE in row else ""][: len(above)]
         cells = [*(row[name] for name in front), row["path"], row.get("predicted", "")]
         table.append([*cells, *values, row.get("reject", ""), *reached])
-    if form == "json":
-        print(json.dumps(rows, indent=1))
-    elif form == "csv":
-        _print_csv(table)
-    else:
-        shown = [
-            [f"{cell:6.1%}" if isinstance(cell, float) else printable(str(cell)) for cell in line]
-            for line in table
-        ]
-        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-        for line in shown:
-            print("  ".join(map(str.ljust, line, widths)).rstrip())
-
-
-def _sum_up(shown: Sequence[Prediction], classifier: Classifier, *, with_legend: bool) -> None:
-    """Says what the columns mean that need it, and the shares of the answers, on standard error."""
-    by_patient = any(each.num_images is not None for each in shown)
-    answers = [each for each in shown if each.probabilities is not None]
-    if with_legend and by_patient:
-        _tell("path: of the image that decided most; the probabilities are means over the images")
-    if with_legend and any(each.reject for each in shown):
-        _tell("reject: why there is no answer")
-    if with_legend and classifier.thresholds:
-        wanted = f"{classifier.thresholds[0]['wanted_sensitivity']:.0%}"
-        _tell(
-            f"{ABOVE}: whose threshold is reached; each found {wanted} of its cases in validation"
+    if form == "csv":
+        # A program gets names as they are, even bytes that are not UTF-8.
+        with contextlib.suppress(AttributeError):  # what stands in for it in a notebook
+            sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+        cleaned = csv_cell if sys.stdout.isatty() else no_formula
+        csv.writer(sys.stdout, lineterminator="\n").writerows(
+            [cleaned(cell) if isinstance(cell, str) else cell for cell in line] for line in table
         )
-    told = counted(len(answers), "patient" if by_patient else "image")
-    if answers:
-        counts = collections.Counter(str(each.predicted) for each in answers).most_common(11)
-        shares = [f"{name} {count:,} ({count / len(answers):.0%})" for name, count in counts]
-        told += f": {', '.join(shares[:10])}{', …' * (len(shares) > 10)}"
-    _tell(told)
-
-
-def _tell(text: str) -> None:
-    print(printable(text), file=sys.stderr)
+        return
+    shown = [
+        [f"{cell:6.1%}" if isinstance(cell, float) else printable(str(cell)) for cell in line]
+        for line in table
+    ]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for line in shown:
+        print("  ".join(map(str.ljust, line, widths)).rstrip())
 
 
 def _row(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
@@ -156,20 +143,36 @@ def _row(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
         row = {"patient": prediction.patient, "images": prediction.num_images} | row
     if prediction.probabilities is None:
         return row | {"reject": prediction.reject}
-    row["predicted"] = prediction.predicted
     values = (round(float(value), 6) for value in prediction.probabilities)
-    row["probabilities"] = dict(zip(names, values, strict=True))
+    row |= {
+        "predicted": prediction.predicted,
+        "probabilities": dict(zip(names, values, strict=True)),
+    }
     return row if prediction.above is None else row | {ABOVE: list(prediction.above)}
 
 
-def _print_csv(table: Sequence[Sequence[Any]]) -> None:
-    # A program gets names as they are, even bytes that are not UTF-8.
-    with contextlib.suppress(AttributeError):  # what stands in for it in a notebook
-        sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
-    cleaned = csv_cell if sys.stdout.isatty() else no_formula
-    csv.writer(sys.stdout, lineterminator="\n").writerows(
-        [cleaned(cell) if isinstance(cell, str) else cell for cell in line] for line in table
-    )
+def _sum_up(shown: Sequence[Prediction], classifier: Classifier, *, with_legend: bool) -> None:
+    """Prints what columns mean and the shares of the answers, on standard error."""
+    are_patients = any(each.num_images is not None for each in shown)
+    answers = [str(each.predicted) for each in shown if each.probabilities is not None]
+    lines = []
+    if with_legend and are_patients:
+        lines.append(
+            "path: of the image that decided most; the probabilities are means over the images"
+        )
+    if with_legend and any(each.reject for each in shown):
+        lines.append("reject: why there is no answer")
+    if with_legend and classifier.thresholds:
+        wanted = f"{classifier.thresholds[0]['wanted_sensitivity']:.0%}"
+        lines.append(
+            f"{ABOVE}: whose threshold is reached; each found {wanted} of its cases in validation"
+        )
+    counts = collections.Counter(answers).most_common(11)
+    shares = [f"{name} {count:,} ({count / len(answers):.0%})" for name, count in counts]
+    total = counted(len(answers), "patient" if are_patients else "image")
+    shown_shares = f": {', '.join(shares[:10])}{', …' * (len(shares) > 10)}" if shares else ""
+    for line in (*lines, total + shown_shares):
+        print(printable(line), file=sys.stderr)
 
 
 main = console.TrainerCommand(

@@ -10,9 +10,9 @@ import argparse
 import sys
 
 from tfrecord_io.terminal.address import Address
+from train.extras import bucket, preview
 from train.machine import console
 from train.machine.errors import TrainingError
-from train.powers import POWERS
 from train.training import config
 
 
@@ -22,25 +22,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", required=True, type=Address, metavar="RUN", help=run)
     again = "replace the run in --workdir"
     parser.add_argument("--overwrite", action="store_true", help=again)
-    if POWERS.preview:
-        look = "show shapes, speed and augmented images, and write nothing to --workdir"
-        parser.add_argument("--preview", action="store_true", help=look)
+    look = "show shapes, speed and augmented images, and write nothing to --workdir"
+    parser.add_argument("--preview", action="store_true", help=look)
     parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")
     config.add_arguments(parser)
 
 
 def train(arguments: argparse.Namespace) -> None:
     """Trains, or looks at what a training would be."""
-    workdir, chosen = arguments.workdir, config.from_arguments(arguments, POWERS.open_run)
+    workdir, chosen = arguments.workdir, config.from_arguments(arguments, bucket.open_run)
     with console.hide_native_noise():
         from train.training import folds, trainer
     try:
-        if POWERS.preview and arguments.preview:
-            return POWERS.preview(chosen)
-        with POWERS.working_folder(workdir) as folder:
+        if arguments.preview:
+            return preview.preview(chosen)
+        with bucket.working_folder(workdir) as folder:
             is_divided = chosen.folds.is_cross_validation
             run = folds.cross_validate if is_divided else trainer.train_and_evaluate
-            run(chosen, folder, overwrite=arguments.overwrite, additions=POWERS)
+            run(chosen, folder, overwrite=arguments.overwrite)
     except OSError as error:
         how = "fix that and run the same command again to continue"
         raise TrainingError(f"the run in {workdir} cannot go on: {error}; {how}") from error

@@ -212,16 +212,13 @@ def test_several_runs_of_the_same_classes_and_the_folds_of_one_answer_by_their_m
     ("name", "flags", "message"),
     [
         ("a.jpeg", {"model": "nowhere"}, "preprocessing.json; the folder does not exist"),
-        ("a.jpeg", {"model": "x", "by": "patient", "patient_regex": "xy"}, "needs a group"),
-        ("a.jpeg", {"by": "eye"}, "finds patient and eye answers for each eye"),
+        ("a.jpeg", {"by": "patient", "patient_regex": "xy"}, "needs a group"),
         ("a.jpeg", {"by": "patient"}, "no seen.parquet that says how the build found patients"),
         ("a.jpeg", {"by": "patient", "patient_regex": "x(y)"}, "'x(y)' finds no patient in"),
         ("a.jpeg", {"patient_regex": "(x)"}, "add --by patient"),
         ("a.jpeg", {"model": "data"}, "this is a dataset; run"),
         ("nowhere", {}, "there is no such file or folder"),
         ("pipe", {}, "received a pipe or a device"),
-        ("a.jpeg", {"patch": 0}, "must be at least 1"),
-        ("a.jpeg", {"patch": 4}, "--patch says what --occlusion DIR hides"),
         ("a.jpeg", {"occlusion": "export/model.keras"}, "cannot be a folder: File exists"),
     ],
 )
@@ -329,7 +326,7 @@ def test_links_to_no_file_and_names_of_frames_are_rejected(run_folder, files, tm
 def test_each_image_has_a_map_whatever_its_name(run_folder, files, tmp_path, capsys):
     long, maps = tmp_path / f"{'é' * 120}.png", tmp_path / "maps"
     shutil.copy(files / "b.png", long)
-    answer(capsys, run_folder, files / "a.jpeg", long, occlusion=maps, patch=20)
+    answer(capsys, run_folder, files / "a.jpeg", long, occlusion=maps)
     first, second = sorted(maps.iterdir())
     assert first.name == "0000-a.png"
     assert second.name.startswith("0001-é")
@@ -386,7 +383,7 @@ def test_every_frame_and_page_that_the_build_accepts_is_predicted(run_folder, tm
     assert rejects == {"CNV/volume.png": "not_an_image", "CNV/cut#frame-3": "truncated"}
 
     capsys.readouterr()
-    flags = {"occlusion": tmp_path / "maps", "patch": 20, "format": "json"}
+    flags = {"occlusion": tmp_path / "maps", "format": "json"}
     written = answer(capsys, run_folder, folder, code=1, **flags).out
     found = {row["path"].removeprefix(f"{folder}/"): row for row in json.loads(written)}
     assert found.keys() == rejects.keys() | {row["path"] for row in rows}

@@ -132,7 +132,7 @@ def test_the_console_is_clean(data, tmp_path):
     assert result.stdout.startswith("convnet, ")
     assert f"The model, its metrics and report.html are in {workdir}" in result.stdout
     stages = re.findall(r"^(\w+).*: \d+\.\d s$", result.stdout, re.MULTILINE)
-    assert stages == ["temperature", "export", "evaluation", "page", "other"]
+    assert stages == ["temperature", "export", "evaluation", "page"]
 
 
 def check_same(workdir, other):

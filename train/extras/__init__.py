@@ -1,1 +1,1 @@
-"""Powers beside the way of a training, each one file: delete it and its lines in `powers.py`."""
+"""Optional features of the trainer, one file each."""

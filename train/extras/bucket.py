@@ -1,4 +1,4 @@
-"""For those who keep runs in a bucket: a run is trained in a copy, which is uploaded.
+"""Runs in a bucket: a run is trained in a copy, which is uploaded.
 
 A store has no lock, but an object appears only when it is complete. So the files that prove others
 are uploaded last: the checkpoint, from which a run goes on, and then `metrics.json`, whose presence

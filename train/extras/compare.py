@@ -23,9 +23,9 @@ from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import printable
+from train.extras.bucket import open_run
 from train.machine import console
 from train.machine.places import METRICS_NAME
-from train.powers import POWERS
 
 _SAME = "the settings and the dataset are the same"
 
@@ -53,7 +53,7 @@ def read(run: str) -> Measured:
     from train.kinds.task import Answers
     from train.results.predictions import EXACT_NAME
 
-    folder = POWERS.open_run(run)
+    folder = open_run(run)
     metrics, content = read_json(folder / METRICS_NAME), read_json(folder / "config.json")
     settings = content.get("config") or {}
     if (inside := folder.resolve().parent).name == "evaluation":
@@ -184,7 +184,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def compare(arguments: argparse.Namespace) -> None:
     """Prints what differs between runs, and writes it as a page."""
-    folders = {POWERS.open_run(run).resolve() for run in arguments.run}
+    folders = {open_run(run).resolve() for run in arguments.run}
     if len(folders) < max(2, len(arguments.run)):
         named = ", ".join(arguments.run)
         raise UserError(f"expected two different runs or more, each once; received {named}")

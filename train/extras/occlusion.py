@@ -1,4 +1,4 @@
-"""For those who ask why: occlusion maps show the parts of an image that an answer depends on."""
+"""Occlusion maps: the parts of an image that an answer depends on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,9 +18,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.format import visible
 from tfrecord_io.terminal.address import local_path
-from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import printable
-from train.machine import console
 from train.results.classifier import Classifier, Prediction, pixels_of, predict_images
 
 if TYPE_CHECKING:
@@ -44,9 +43,12 @@ _MAP_SIDE = 480
 # Approximate number of places of the patch; those at the edges may exceed it.
 _NUM_PLACES = 144
 
+# Predictions that a map of a square image takes, about.
+_NUM_PREDICTIONS = 170
+
 
 def occlusion_map(
-    predict: Predict, image: np.ndarray, patch: int | None, output: int
+    predict: Predict, image: np.ndarray, output: int, patch: int | None = None
 ) -> np.ndarray:
     """Returns how much a probability drops if a part is covered.
 
@@ -57,9 +59,9 @@ def occlusion_map(
     Args:
         predict: gives probabilities. It always gets as many images, so that one graph is enough.
         image: [height, width, channels], as stored.
+        output: the probability to look at.
         patch: side of the patch in pixels, which the shorter side of the image limits; None for
             that of `patch_of`.
-        output: the probability to look at.
 
     Returns:
         float64 [height, width] drop in probability; negative where covering raises it.
@@ -138,11 +140,10 @@ def explain(predict: Predict) -> Explanation:
     """Returns what a page shows beside mistakes: a map, which costs about 150 predictions each."""
     from train.results.examples import Explanation
 
-    def pictures(image: np.ndarray, answer: OneAnswer) -> dict[str, Image.Image]:
-        drops = occlusion_map(predict, image, None, answer.output)
+    def picture(image: np.ndarray, answer: OneAnswer) -> Image.Image:
+        drops = occlusion_map(predict, image, answer.output)
         # The probability of a negative answer rises where that of its label drops.
-        drops = -drops if answer.is_negative else drops
-        return {"what mattered": visible.picture(overlay(image, drops))}
+        return visible.picture(overlay(image, -drops if answer.is_negative else drops))
 
     red, blue = (
         Markup(f'<span class="key" style="background: #{bytes(colour.tolist()).hex()}"></span>')
@@ -152,43 +153,34 @@ def explain(predict: Predict) -> Explanation:
         " If covering a part lowers the probability of the answer, the part is {} red; if covering "
         "it raises it, it is {} blue. This does not show why, or what a doctor would look at."
     ).format(red, blue)
-    return Explanation(legend, pictures)
+    return Explanation("what mattered", legend, picture)
 
 
-class Maps:
-    """The maps that `predict --occlusion` draws."""
+def num_maps(seconds_of_training: float, seconds_of_answer: float) -> int:
+    """Returns how many maps fit into a twentieth of the time that a training took."""
+    return int(seconds_of_training / 20 / (_NUM_PREDICTIONS * seconds_of_answer))
 
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Adds the flags."""
-        folder = "write a map of what mattered for each image into this folder"
-        parser.add_argument("--occlusion", type=local_path, metavar="DIR", help=folder)
-        side = "side in pixels of the patch that --occlusion hides (default: about a sixth of the "
-        parser.add_argument("--patch", type=int, metavar="N", help=f"{side}image)")
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self._folder, self._patch = arguments.occlusion, arguments.patch
-        if self._patch is not None and self._patch < 1:
-            raise UserError(f"--patch must be at least 1 pixel, received {self._patch}")
-        if self._patch is not None and not self._folder:
-            raise UserError("--patch says what --occlusion DIR hides; add --occlusion")
-        if self._folder:
-            console.make_folder("--occlusion", self._folder)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag."""
+    folder = "write a map of what mattered for each image into this folder"
+    parser.add_argument("--occlusion", type=local_path, metavar="DIR", help=folder)
 
-    def write(self, classifier: Classifier, predictions: Sequence[Prediction]) -> None:
-        """Writes a map for each image that was predicted, if a folder was given."""
-        settings, names = classifier.preprocessing, classifier.label_names
-        predict = functools.partial(predict_images, classifier)
-        for index, prediction in enumerate(predictions if self._folder else ()):
-            if prediction.probabilities is None:
-                continue
-            read = decode_image(prediction.path.read_bytes(), settings, prediction.frame)
-            image = pixels_of(read, settings)
-            output = int(prediction.probabilities.argmax())
-            drops = occlusion_map(predict, image, self._patch, output)
-            value = f"{prediction.probabilities[output]:.1%}"
-            # Files of several folders may share a name. A name of a file has at most 255 bytes.
-            stem = os.fsencode(prediction.path.stem)[:200].decode(errors="ignore")
-            path = self._folder / f"{index:04d}-{stem}.png"
-            draw_map(image, drops, f"{names[output]} {value}").save(path)
-            print(printable(str(path)), file=sys.stderr)
+
+def write_maps(folder: Path, classifier: Classifier, predictions: Sequence[Prediction]) -> None:
+    """Writes a map for each image that was predicted into a folder."""
+    settings, names = classifier.preprocessing, classifier.label_names
+    predict = functools.partial(predict_images, classifier)
+    for index, prediction in enumerate(predictions):
+        if prediction.probabilities is None:
+            continue
+        read = decode_image(prediction.path.read_bytes(), settings, prediction.frame)
+        image = pixels_of(read, settings)
+        output = int(prediction.probabilities.argmax())
+        drops = occlusion_map(predict, image, output)
+        # Files of several folders may share a name. A name of a file has at most 255 bytes.
+        stem = os.fsencode(prediction.path.stem)[:200].decode(errors="ignore")
+        path = folder / f"{index:04d}-{stem}.png"
+        answer = f"{names[output]} {prediction.probabilities[output]:.1%}"
+        draw_map(image, drops, answer).save(path)
+        print(printable(str(path)), file=sys.stderr)

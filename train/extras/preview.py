@@ -1,4 +1,4 @@
-"""For those who plan a training: `--preview` shows its shapes, size, speed and a batch.
+"""`train --preview` shows the shapes, size and speed of a training, and a batch.
 
 A preview writes nothing but a picture of an augmented batch. It may show patients, so it goes into
 a new temporary folder that only its owner can read, not into the working folder.

@@ -19,7 +19,7 @@ Predict = Callable[[np.ndarray], np.ndarray]
 #: Most mistakes that are shown; their pictures take most of a page's bytes.
 MAX_MISTAKES = 12
 
-#: Most mistakes that are explained, which takes most of the time of a page.
+#: Most mistakes that are explained.
 MAX_EXPLAINED = 4
 
 # Pictures up to this side are shown to the pixel, larger ones as JPEG, which takes fewer bytes.
@@ -30,16 +30,14 @@ class Explanation(NamedTuple):
     """What is shown beside mistakes.
 
     Attributes:
-        legend: HTML that tells how to read the pictures.
-        pictures: a stored image and the answer to it → more pictures, by what they show.
+        caption: what the pictures show.
+        legend: HTML that tells how to read them.
+        picture: a stored image and the answer to it → a picture that explains the answer.
     """
 
+    caption: str
     legend: str
-    pictures: Callable[[np.ndarray, OneAnswer], dict[str, Image.Image]]
-
-
-#: The function that gave the answers → the explanation.
-Explain = Callable[[Predict], Explanation]
+    picture: Callable[[np.ndarray, OneAnswer], Image.Image]
 
 
 class ShownAnswer(NamedTuple):
@@ -57,7 +55,9 @@ class ShownAnswer(NamedTuple):
 
 
 def find_examples(
-    predictions: Predictions, explanation: Explanation | None = None
+    predictions: Predictions,
+    explanation: Explanation | None = None,
+    num_explained: int = MAX_EXPLAINED,
 ) -> dict[str, list[ShownAnswer]]:
     """Returns the images of `Task.examples`; the explanation is of the first mistakes."""
     examples = {}
@@ -70,7 +70,7 @@ def find_examples(
         examples[name] = []
         for place, (answer, image, path, key) in enumerate(rows):
             pictures = {"what the network sees": visible.picture(image)}
-            if explanation and name == "wrong" and place < MAX_EXPLAINED:
-                pictures |= explanation.pictures(image, answer)
+            if explanation and name == "wrong" and place < num_explained:
+                pictures[explanation.caption] = explanation.picture(image, answer)
             examples[name].append(ShownAnswer(answer, pictures, path or key))
     return examples

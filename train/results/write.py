@@ -8,7 +8,6 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,13 @@ def write_results(
     result: Result,
     *,
     explanation: Explanation | None = None,
-    before_last: Callable[[Result], object] = lambda result: None,
 ) -> dict[str, Any]:
     """Writes predictions.csv, plots/, report.html and metrics.json, and prints the measures.
 
     The presence of metrics.json means that a run is complete, with its export; it is the last.
 
     Returns the content of metrics.json: the measures, what was seen, and the notes. The directory
-    is made if it is missing; `before_last` is called with the result before that file is written.
+    is made if it is missing.
     """
     directory.mkdir(parents=True, exist_ok=True)
     predictions, exposure = result.predictions, result.exposure
@@ -79,6 +77,5 @@ def write_results(
         print(describe(result.task, metrics, result.own_metrics))
     with atomic_write(directory / PAGE_NAME) as file:
         file.write(render(page).encode("utf-8"))
-    before_last(result)
     write_last(directory / METRICS_NAME, metrics)
     return metrics

@@ -5,7 +5,6 @@ Each fold is a run in its own folder, RUN/fold-F, and can be resumed.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +18,6 @@ from train.kinds.registry import task_of
 from train.machine.devices import Devices
 from train.machine.places import PAGE_NAME, RunFolder
 from train.results import metrics, thresholds
-from train.results.additions import Additions
 from train.results.predictions import Predictions, read_predictions
 from train.results.sections import Result
 from train.results.write import write_results
@@ -34,7 +32,6 @@ def cross_validate(
     workdir: RunFolder | str | os.PathLike[str],
     *,
     overwrite: bool = False,
-    additions: Additions = Additions(),  # noqa: B008 - it cannot be changed
 ) -> dict[str, Any]:
     """Trains every fold and measures all held-out predictions together.
 
@@ -45,12 +42,9 @@ def cross_validate(
         `metrics.describe_folds`; empty on workers besides the chief.
     """
     folder = RunFolder.at(workdir)
-    data, devices, first, plans = opened(config, additions.open_run)
+    data, devices, first, plans = opened(config)
     manifest = data.manifest
     config = with_model(config, manifest.image_shape)
-    # A fold has no maps that explain its answers: they would take as long as its evaluation, export
-    # and page together.
-    of_fold = dataclasses.replace(additions, explain=None)
     with claim(folder, config, manifest, devices, overwrite=overwrite):
         everyone = divided(data, config.folds)
         _announce(config, data, devices, everyone)
@@ -58,7 +52,8 @@ def cross_validate(
             devices.say(f"\nrun {number} of {len(plans)}: fold {plan.fold}")
             own = folder / plan.folder
             with claim(own, plan.config, manifest, devices):
-                complete(plan, data, devices, own, first, of_fold)
+                # Maps of the mistakes would take as long as all else after the training of a fold.
+                complete(plan, data, devices, own, first, draws_maps=False)
             # Without this, the graphs of all runs stay in memory.
             keras.utils.clear_session()
         return _write(config, plans, data, everyone, folder) if devices.is_chief else {}

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-import keras
 
 from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal.printing import many
 from tfrecord_io.terminal.stages import stage
 from train.data import seen
 from train.data.dataset import Dataset
+from train.extras import occlusion, onnx
+from train.extras.bucket import open_run
 from train.machine.devices import Devices
 from train.machine.places import METRICS_NAME, PAGE_NAME, RunFolder
-from train.results.additions import Additions
 from train.results.sections import Result
 from train.results.write import write_results
 from train.training.claim import claim
@@ -41,7 +38,6 @@ def train_and_evaluate(
     workdir: RunFolder | str | os.PathLike[str],
     *,
     overwrite: bool = False,
-    additions: Additions = Additions(),  # noqa: B008 - it cannot be changed
 ) -> dict[str, Any]:
     """Trains, evaluates and exports; goes on where an earlier call with this folder stopped.
 
@@ -49,7 +45,6 @@ def train_and_evaluate(
         config: what to do; not a cross-validation, which `folds.cross_validate` is for.
         workdir: made if it is missing.
         overwrite: whether to replace the run that is there.
-        additions: what else is made of a finished run.
 
     Returns:
         the content of metrics.json, see `metrics.measure`, with `split`, `best_epoch` and `steps`.
@@ -62,14 +57,14 @@ def train_and_evaluate(
             or after SIGTERM or SIGINT, with the state saved.
     """
     folder = RunFolder.at(workdir)
-    data, devices, first, (plan,) = opened(config, additions.open_run)
+    data, devices, first, (plan,) = opened(config)
     manifest = data.manifest
     with claim(folder, plan.config, manifest, devices, overwrite=overwrite):
-        return complete(plan, data, devices, folder, first, additions)
+        return complete(plan, data, devices, folder, first)
 
 
 def opened(
-    config: TrainConfig, open_run: Callable[[str], Path]
+    config: TrainConfig,
 ) -> tuple[Dataset, Devices, FirstWeights | None, list[Plan]]:
     """Returns the data, the devices, the first weights, if there are some, and the plans."""
     data, devices = open_data_and_devices(config)
@@ -84,11 +79,13 @@ def complete(
     devices: Devices,
     folder: RunFolder,
     first: FirstWeights | None,
-    additions: Additions,
+    *,
+    draws_maps: bool = True,
 ) -> dict[str, Any]:
     """Does what is left to do of a run, whose folder is claimed; returns what metrics.json holds.
 
-    `first` are the weights to start from; None for those of the configuration.
+    `first` are the weights to start from; None for those of the configuration. `draws_maps` tells
+    whether the page has occlusion maps of the first mistakes.
     """
     if results := read_json(folder.path / METRICS_NAME):
         devices.say(f"the run in {folder.address} is complete; nothing to do")
@@ -116,6 +113,7 @@ def complete(
                 splits=plan.parts.train.splits,
                 chosen=final.thresholds,
             )
+            onnx.write(folder.path / EXPORT_NAME)
     with stage("evaluation", is_told=devices.is_chief):
         measured, predictions = measure(session, final)
     if not devices.is_chief:
@@ -137,30 +135,13 @@ def complete(
         is_copy=folder.is_copy,
         facts={"Network": facts},
     )
-    results = write_run(folder, result, final.network.model, additions)
+    predict = functools.partial(answer, final.network.model)
+    explanation = occlusion.explain(predict) if draws_maps else None
+    results = write_results(folder.path, result, explanation=explanation)
+    folder.save()
     is_short = (plan.config.input.epochs or 0) < plan.usual_epochs
     if measured["split"] and plan.task.doubt(results) and is_short:
         told = many(progress.step, "step")
         print(f"note: {told} few: without --epochs it trains {plan.usual_epochs} epochs")
     print(f"The model, its metrics and {PAGE_NAME} are in {folder.address}")
-    return results
-
-
-def write_run(
-    folder: RunFolder, result: Result, model: keras.Model, additions: Additions
-) -> dict[str, Any]:
-    """Writes the files of a result beside its export; returns what metrics.json holds."""
-    export = folder.path / EXPORT_NAME
-    explanation = additions.explain and additions.explain(functools.partial(answer, model))
-
-    def add(result: Result) -> None:
-        with stage("other forms and the model card"):
-            # Why a form is missing, as without its package, is told by the command `export` alone.
-            for write_form in additions.forms:
-                write_form(export)
-            for make in additions.after:
-                make(export, result)
-
-    results = write_results(folder.path, result, explanation=explanation, before_last=add)
-    folder.save()
     return results

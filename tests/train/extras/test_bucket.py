@@ -12,8 +12,8 @@ from s3_server import BUCKET
 import scan_tfrecords
 from tfrecord_io.stores import remote
 from tfrecord_io.terminal.errors import StoreError, UserError
-from train import evaluate, export
-from train.extras import compare, onnx
+from train import evaluate
+from train.extras import compare
 from train.extras.bucket import open_run, working_folder
 from train.training.config import TrainConfig
 
@@ -74,26 +74,6 @@ def test_a_run_in_a_bucket_goes_on_from_there_and_ends_as_a_local_one(
     assert 'data/report.html"' not in page, "no link leads from the bucket to the dataset"
     assert marked.metrics_of(open_run(url)) == marked.metrics_of(class_run)
     marked.check_equal(*(marked.arrays_of(run / "best.npz") for run in (open_run(url), class_run)))
-
-
-def test_the_forms_of_a_finished_run_are_written_anew(s3, run_url, tmp_path, monkeypatch, capsys):
-    prefix = f"{tmp_path.name}/"
-    before = {name: content for name, content in s3.read(prefix).items() if "plots" not in name}
-    lost = ["export/architecture.json", "export/saved_model/saved_model.pb"]
-    for name in lost:
-        s3.client.delete_object(Bucket=BUCKET, Key=prefix + name)
-    # Of the packages of the extra, one is missing.
-    monkeypatch.setattr(onnx.importlib.util, "find_spec", lambda name: name != "tf2onnx" or None)
-    assert export.main(["--run", run_url]) == 0
-    told = capsys.readouterr().out
-    assert "note: model.onnx takes the extra onnx: pip install '.[onnx]'" in told
-    assert f"{run_url}/export: model.keras, model" in told
-    after = s3.read(prefix)
-    assert after.keys() >= before.keys()
-    for name in ("export/model.keras", "export/thresholds.json", "metrics.json", lost[0]):
-        assert after[name] == before[name]
-    assert export.main(["--run", str(tmp_path)]) == 2
-    assert "expected the folder of a finished run" in capsys.readouterr().err
 
 
 def test_of_two_trainers_the_one_that_saves_second_is_refused(url):

@@ -19,14 +19,14 @@ def image_with_a_spot(height=24, width=20):
 @pytest.mark.parametrize("patch", [1, 5, 20])
 def test_the_map_is_high_where_the_decision_is_made_and_low_where_something_speaks_against(patch):
     image = image_with_a_spot()
-    drops = occlusion.occlusion_map(spot_classifier, image, patch, output=1)
+    drops = occlusion.occlusion_map(spot_classifier, image, 1, patch)
     np.testing.assert_array_equal(image, image_with_a_spot())  # it covers copies
     assert drops.shape == (24, 20)
     assert drops[5, 9] == drops.max() > 0.9
     if patch < 20:
         assert drops[15, 15] == 0
     # The other output of the classifier is sure where the spot is not bright.
-    drops = occlusion.occlusion_map(spot_classifier, image, patch, output=0)
+    drops = occlusion.occlusion_map(spot_classifier, image, 0, patch)
     assert drops[5, 9] == drops.min() < -0.3
 
 
@@ -40,7 +40,7 @@ def test_the_number_of_places_is_bounded_whatever_the_image_shape(shape):
         return np.full((len(images), 2), 0.5)
 
     image = np.zeros((*shape, 1), np.uint8)
-    drops = occlusion.occlusion_map(predict, image, patch, output=0)
+    drops = occlusion.occlusion_map(predict, image, 0, patch)
     assert drops.shape == shape
     # Each call has the same number of images, so that one graph is enough, and hardly more of them
     # than there are places.

@@ -15,7 +15,7 @@ SHAPE = (32, 33, 1)
 def test_onnx_predicts_the_same_of_any_number_of_images(name, tmp_path, monkeypatch):
     runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     model, _ = export_untrained(tmp_path, SHAPE, model=name, weights="none", dropout=0.5)
-    assert onnx.write(tmp_path / "export") == ""
+    onnx.write(tmp_path / "export")
     session = runtime.InferenceSession(tmp_path / "export" / "model.onnx")
     for count in (1, 5):
         images = np.random.default_rng(1).integers(256, size=(count, *SHAPE), dtype=np.uint8)

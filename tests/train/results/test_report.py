@@ -295,7 +295,7 @@ def test_several_networks_show_each_image_once_and_the_first_mistakes_with_a_map
         probabilities, np.ones(60, int), dataset=open_dataset(str(tmp_path)), rows=rows,
         runs=np.repeat([0, 1], 30),
     )  # fmt: skip
-    a_map = Explanation("", lambda image, answer: {"map": visible.picture(image)})
+    a_map = Explanation("map", "", lambda image, answer: visible.picture(image))
     found = find_examples(answers, a_map)
     assert found.keys() == {"wrong", "unsure"}
     assert len({shown.path for shown in found["wrong"]}) == MAX_MISTAKES

@@ -43,10 +43,10 @@ from tfrecord_io.terminal.errors import UserError
 from train import run
 from train.data.dataset import patient_folds
 from train.data.seen import read_seen
+from train.extras.bucket import open_run
 from train.kinds import measures
 from train.machine.errors import TrainingError
 from train.machine.places import RunFolder
-from train.powers import POWERS
 from train.results.classifier import load_classifier, other_decoder, predict_images
 from train.training import callbacks
 from train.training.checkpoint import load_checkpoint
@@ -92,7 +92,7 @@ def test_a_run_leaves_everything_that_was_promised(class_run):
         "config.json", "history.json", "metrics.json", "predictions.csv", "checkpoint.npz",
         "best.npz", "export/model.keras", "export/saved_model/saved_model.pb",
         "export/model.weights.h5", "export/architecture.json", "export/preprocessing.json",
-        "export/README.md", "plots/curves.svg", "plots/confusion.svg", "plots/roc.svg",
+        "plots/curves.svg", "plots/confusion.svg", "plots/roc.svg",
         "report.html",
     }  # fmt: skip
     written = json.loads((class_run / "config.json").read_text())["config"]
@@ -180,7 +180,7 @@ def test_overwrite_replaces_a_run_at_the_first_checkpoint_and_nothing_else(
             found = files_of(folder)
             assert {name for name in found if name[0] != "."} == {*mine, "config.json"}
             with pytest.raises(UserError, match=f"the run in {folder} is being replaced"):
-                POWERS.open_run(str(folder / "export"))
+                open_run(str(folder / "export"))
             (folder / "checkpoint.npz").write_bytes(b"new")
             if ends == "with one":
                 new.save()
