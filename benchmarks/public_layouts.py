@@ -157,22 +157,6 @@ CASES = (
              [f"S{i}_jpg.rf.0123456789abcdef01.jpg, {i % 2}, {(i + 1) % 2}" for i in N6])},
          flags="--labels {dir}/train/_classes.csv --columns path=filename "
                "--label_columns Lep,Non_Lep --one_class"),
-    Case(name="YOLO: images and labels", classes="ulcer polyp", splits="train val", images=12,
-         tree="images/{train,val}/{1..6}.jpg",
-         tables={"data.yaml": "names: [ulcer, polyp]\n"} | {
-             f"labels/{s}/{i}.txt": f"{i % 2} 0.5 0.5 0.1 0.1\n" for s in ("train", "val")
-             for i in N6},
-         then="LABELS_FROM"),
-    Case(name="Pascal VOC", classes="cat dog", images=6, tree="JPEGImages/{1..6}.jpg",
-         tables={f"Annotations/{i}.xml": f"<annotation><filename>{i}.jpg</filename><object><name>"
-                 f"{('cat', 'dog')[i % 2]}</name></object></annotation>" for i in N6},
-         then="LABELS_FROM"),
-    Case(name="COCO beside images", classes="cat dog", images=6, splits="train",
-         tree="train/{1..6}.jpg", tables={"train/_annotations.coco.json": json.dumps({
-             "images": [{"id": i, "file_name": f"{i}.jpg"} for i in N6],
-             "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
-             "annotations": [{"id": i, "image_id": i, "category_id": i % 2 + 1} for i in N6]})},
-         then="LABELS_FROM"),
     Case(name="DRIVE: vessels and masks", classes="images", images=6,
          tree="training/{images,mask,1st_manual}/{1..6}_training.png",
          then="--exclude_regex '(^|/)(mask|1st_manual)/' --classes images"),
@@ -245,14 +229,8 @@ def judge(case: Case, folder: Path) -> tuple[str, str]:
         return ("WRONG", wrong) if wrong else ("right", "")
     if case.then is None:
         return "WRONG", f"refused: {refused}"
-    flags = case.then
-    if flags == "LABELS_FROM":
-        labels = folder.parent / "labels.csv"
-        command = [sys.executable, "-m", "tfrecord_io", "labels_from", folder, "--output", labels]
-        subprocess.run(list(map(str, command)), check=True, capture_output=True)
-        flags = f"--labels {labels} --label_separator '|'"
     try:
-        wrong = difference(case, listed(folder, flags))
+        wrong = difference(case, listed(folder, case.then))
     except UserError as error:
         wrong = f"refused again: {error}"
     return ("WRONG", wrong) if wrong else ("refused", f"{refused[:150]} …")

@@ -6,23 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from tfrecord_io.auditing import audit, verify
-from tfrecord_io.extras import diff, labels_from, sample, shortcuts
+from tfrecord_io.extras import shortcuts
 from tfrecord_io.terminal.printing import refuse
 
-# A line with the name of an extra can be deleted with it.
-_CHECKS = [
-    shortcuts.CHECK,
-]
-COMMANDS = {
-    command.name: command
-    for command in (
-        verify.COMMAND,
-        sample.COMMAND,  # verify with more flags, in its place
-        labels_from.COMMAND,
-        audit.command(_CHECKS),
-        diff.COMMAND,
-    )
-}
+COMMANDS = {command.name: command for command in (verify.COMMAND, audit.command([shortcuts.CHECK]))}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,8 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command line without the program's name; by default that of this process.
 
     Returns:
-        0 if nothing is wrong, 1 for findings or an unusable dataset, 2 for wrong usage. `diff`
-        returns 0 for equal datasets, 1 for different ones, and 2 for any error.
+        0 if nothing is wrong, 1 for findings or an unusable dataset, 2 for wrong usage.
     """
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in COMMANDS:

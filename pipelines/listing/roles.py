@@ -325,10 +325,7 @@ def _refuse(
             if role != "*"
         )
         lines.append(f"\n  --layout '{'/'.join(_trimmed(roles))}' reads {told}")
-    table = (
-        "give a table of labels (--labels; of annotations in COCO, VOC or YOLO, python -m "
-        "tfrecord_io labels_from makes one) or a pattern of the class (--label_regex)"
-    )
+    table = "give a table of labels (--labels) or a pattern of the class (--label_regex)"
     choices = f"Choose how to read them, or {table}:{''.join(lines)}"
     raise errors.UserError(
         f"{why}, in paths such as {printable(example)}. "

@@ -90,11 +90,10 @@ def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[page
     every = dict.fromkeys(itertools.chain(*facts))
     table = {name: [str(page.plain(some.get(name))) for some in facts] for name in every}
     changed = [[name, *values] for name, values in table.items() if len(set(values)) > 1]
-    note = f"{command('diff')} OLD NEW tells how datasets differ" * (len(set(table["dataset"])) > 1)
+    note = "" if changed else _SAME
     if unknown:
-        note = f"the settings of the network are not beside {', '.join(unknown)}; {note}"
-        note = note.rstrip("; ")
-    yield _section("What differs", ["", *names], changed, note if changed else note or _SAME)
+        note = f"the settings of the network are not beside {', '.join(unknown)}"
+    yield _section("What differs", ["", *names], changed, note)
     tasks = [task_of(kind_in(run.metrics)) for run in runs]
     labels = [f"sensitivity/{label}" for run in runs for label in run.metrics["label_counts"]]
     shown = [*dict.fromkeys(labels)][: words.MAX_CLASSES]

@@ -13,7 +13,6 @@ from tfrecord_io.stores import file_lock, replace
 from tfrecord_io.stores.files import sync_folder, write_json
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.flags import command
 from train.machine import console
 from train.machine.devices import Devices, versions
 from train.machine.places import OWN_FILES, RunFolder
@@ -70,13 +69,11 @@ def claim(
             found = train_config.load(path)
             has_begun = not overwrite and any(workdir.rglob(CHECKPOINT_NAME))
             if has_begun and (changed := train_config.differences(content, found)):
-                told = f". {command('diff')} OLD NEW tells how two datasets differ"
-                is_other = found.get("dataset") != content["dataset"]
                 raise UserError(
                     f"{address} contains a run with another configuration:\n  "
                     + "\n  ".join(changed)
                     + f"\nTrain on from that run with --init {address} and another --workdir, or "
-                    "replace it with --overwrite" + (told if is_other else "")
+                    "replace it with --overwrite"
                 )
             if overwrite:
                 stack.enter_context(console.cleaned_up(settle))

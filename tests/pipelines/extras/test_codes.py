@@ -4,10 +4,8 @@ import base64
 import io
 import pickle
 import re
-import shutil
 import stat
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -30,8 +28,7 @@ from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from pipelines import errors
 from pipelines.extras import codes
-from tfrecord_io import __main__, image_key
-from tfrecord_io.extras import sample
+from tfrecord_io import image_key
 
 
 class Names:
@@ -237,28 +234,6 @@ def test_the_private_table_tells_what_each_code_stands_for(secret, source_tree, 
         assert table[row["path"]]["source_patient"] == name.split("-")[1]
     (reject,) = read_csv(built / "rejects.csv")
     assert table[reject["path"]]["source_path"] == "train/CNV/CNV-1-1.jpeg"
-
-
-def test_verify_decodes_an_anonymous_dataset_again(secret, source_tree, tmp_path, capsys):
-    source_tree = Path(shutil.copytree(source_tree, tmp_path / "in"))
-    write_tree(source_tree / "train/CNV", {"a.tif": pages(Names(), 1), "b.dcm": dicom(Names(), 3)})
-    flags = (f"--anonymize={secret}", "--max_reject_fraction=0.5")
-    built = build_here(source_tree, tmp_path / "out", *flags)
-    (names,) = secret.parent.glob("*.parquet")
-    words = ["verify", str(built), f"--source_input={source_tree}"]
-    assert __main__.main(words) == 1
-    assert "needs --names FILE" in capsys.readouterr().err
-    for other in (built / "examples.parquet", built / "none"):
-        assert __main__.main([*words, f"--names={other}"]) == 1
-        said = capsys.readouterr().err
-        assert f"cannot read --names {other}: " in said
-        assert said.count("\n") == 1
-    assert __main__.main([*words, f"--names={names}"]) == 0
-    assert "images decoded again" in capsys.readouterr().out
-    moved = write_tree(tmp_path / "moved", {"train/CNV/CNV-1-1.jpeg": b""})
-    findings = sample.verify(built, source_input=moved, names=names)
-    assert findings
-    assert not [line for line in map(str, findings) if "CNV-" in line]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from pipelines.listing.options import ListingOptions
 from pipelines.listing.table_cells import MISSING, read_texts
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
-from tfrecord_io.extras import sample
 from tfrecord_io.format.kinds import CLASSES
 from train.data.dataset import open_dataset
 
@@ -153,7 +152,6 @@ def test_a_column_that_examples_parquet_has_for_itself_is_left_out_with_a_note(
     assert set(found["width"].to_pylist()) != {"wide"}
     assert "old" not in found["label"].to_pylist()
     assert set(found["note"].to_pylist()) == {"x"}
-    assert sample.verify(tmp_path / "out", source_input=scans) == []
 
 
 @pytest.mark.parametrize(
@@ -780,7 +778,6 @@ def test_all_that_a_table_says_of_an_image_follows_it_into_the_table_of_examples
         assert row["patient"] == f"{told['site']}/{told['patient']}"
         for name in ("label", "age", "site", "offset", "size"):
             assert row[name] == told[name]
-    assert sample.verify(output, source_input=source) == []
     if kind == "csv":  # again it is complete; with another label it is another dataset
         assert build(source, labels, output, *options) == 0
         write_csv(labels, [rows[0] | {"label": "well"}, *rows[1:]])

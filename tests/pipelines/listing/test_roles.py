@@ -90,7 +90,7 @@ UNCLEAR = {
     "102 numbers": (tree([str(n) for n in range(102)], images=9), "--layout 'class' reads 102"),
     "two sets of words": (tree(("a", "b"), ("x", "y")), r"(?s)--layout 'class'.*'\*/class'"),
     "numbers in classes": (tree(OCT, "123"), "whether the folders 1, 2, 3 are patients"),
-    "COCO": (tree(("train", "valid", "test")), "no level .* has the names of classes.*labels_from"),
+    "COCO": (tree(("train", "valid", "test")), "no level .* has the names of classes"),
     "YOLO": (tree(("train", "valid"), ("images",)), "no level .* has the names of classes"),
     "masks in folders": (tree(OCT, ("images", "masks")), r"--exclude_regex '\(\^\|/\)masks/'"),
     "masks beside": (

@@ -28,8 +28,6 @@ from pipelines import build_tfrecords, errors, options
 from pipelines.sources import factory
 from pipelines.sources.archive import open_archive
 from tfrecord_io import Manifest
-from tfrecord_io.__main__ import main as tfrecord_io_main
-from tfrecord_io.extras import sample
 from tfrecord_io.stores import remote
 
 
@@ -70,7 +68,6 @@ def test_a_dataset_on_a_store_is_the_one_on_a_disk(scheme, running, s3, scans_zi
     assert all(SECRET_KEY.encode() not in content for content in copy.values())
     copy = write_tree(tmp_path / "remote", copy)
     assert shards_of(copy) == shards_of(local)
-    assert sample.verify(copy, source_input=scans_zip) == []
 
 
 # "us@er:pa/ss" in base64, as RFC 7617 has it.
@@ -282,16 +279,3 @@ def test_a_tar_cannot_be_staged(tmp_path):
     path = write_tar(tmp_path / "a.tar", scan_tree({"train": 1}))
     with pytest.raises(errors.UserError, match="only a zip can be read in parts from --staging"):
         factory.staged(path, *parsed("--staging=gs://b/x", *DATAFLOW))
-
-
-# ---- What stays local
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["verify out --source_input", "verify . --names", "labels_from --output labels.csv"],
-)
-def test_a_command_that_reads_local_files_says_so(words, capsys):
-    assert tfrecord_io_main([*words.split(), "gs://bucket/out"]) == 2
-    message = "error: expected local files, received gs://bucket/out"
-    assert message in capsys.readouterr().err
