@@ -26,6 +26,7 @@ import numpy as np
 import sample_archive
 from PIL import Image
 
+from pipelines.listing.classes import with_classes
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import open_archive
@@ -64,7 +65,7 @@ def pool_seconds(path: Path) -> float:
 def cost_table(path: Path, num_images: int) -> str:
     """Returns a table of a worker's steps, in ms per image on one core."""
     source = open_archive(path, path.parent)
-    listing = list_images(source, ListingOptions())
+    listing = with_classes(list_images(source, ListingOptions()), ListingOptions())
     members = [ref.member for ref in iterate_refs(listing.table.slice(0, num_images))]
     layout = schema.RecordLayout(image_shape=(224, 224, 1), num_classes=4)
     options = preprocess.Preprocessing()

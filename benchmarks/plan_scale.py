@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from pipelines.listing.classes import with_classes
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.planning import plan
 from pipelines.sources.source import Member, Reader, Source
@@ -64,7 +65,7 @@ class Simulated(Source):
 def measure(num_images: int) -> str:
     """Returns a row of the table: time and memory for this number of images."""
     start = time.perf_counter()
-    listing = list_images(Simulated(num_images), ListingOptions())
+    listing = with_classes(list_images(Simulated(num_images), ListingOptions()), ListingOptions())
     listed = time.perf_counter()
     digest = listing.digest
     refs, tasks = plan.make_plan(listing.table, 50_295, plan.PlanOptions())

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from PIL import Image
 
 from pipelines import options
+from pipelines.listing.classes import with_classes
 from pipelines.listing.listing import list_images
 from pipelines.sources.factory import open_source
 from tfrecord_io.stores.folder import Folder
@@ -264,7 +265,7 @@ def listed(folder: Path, flags: str) -> tuple[set[str], set[str], int, int]:
     with contextlib.redirect_stderr(io.StringIO()):
         output = Folder(chosen.output.output)
         source = open_source(chosen.source, chosen.workers, chosen.plan.seed, output)
-        images = list_images(source, chosen.listing)
+        images = with_classes(list_images(source, chosen.listing), chosen.listing)
     refs, names = images.table, images.label_names
     kind = chosen.listing.label_kind
     classes = {name for text in refs["label"].unique().to_pylist() for name in kind.names_in(text)}

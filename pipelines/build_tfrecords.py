@@ -12,13 +12,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipelines.engine import launch
 from pipelines.extras import codes, exclude, preview, rename
-from pipelines.listing.label_table import read_table
+from pipelines.listing.classes import with_classes
+from pipelines.listing.images import Images
+from pipelines.listing.label_table import Labels, read_table
 from pipelines.listing.listing import list_images
 from pipelines.options import BuildOptions, parse_options
 from pipelines.planning.draft import make_draft
@@ -28,6 +31,7 @@ from pipelines.report import summary
 from pipelines.shards.build import Build, Job
 from pipelines.shards.finish import finish_dataset, list_rejects, require_finished, write_dropped
 from pipelines.sources.factory import open_source
+from pipelines.sources.source import Source
 from pipelines.stores import output_folder
 from tfrecord_io.extras import shortcuts
 from tfrecord_io.stores.folder import Folder
@@ -57,10 +61,74 @@ def build(argv: Sequence[str]) -> None:
         errors.BuildError: if the build could not be finished.
     """
     options = parse_options(argv, EXTRAS)
-    use_plan = make_dataset
-    use_plan = preview.or_preview(use_plan, options)
-    beam_args = launch.start(options, needs_workers=use_plan is make_dataset)
-    use_plan(functools.partial(planned, options), options.output.output, beam_args)
+    is_preview = options.of(preview.Options).preview
+    beam_args = launch.start(options, needs_workers=not is_preview)
+    if is_preview:
+        print_preview(options)
+    else:
+        plan = functools.partial(planned, options)
+        make_dataset(plan, options.output.output, beam_args)
+
+
+def print_preview(options: BuildOptions) -> None:
+    """Lists the images, plans the shards, and says what a build would make."""
+    if first := preview.done_first(options.source):
+        print(f"the build would first {first}; nothing was written or downloaded")
+        return
+    labels, entries, secret = (
+        read_table(options.listing),
+        read_entries(options),
+        read_secret(options),
+    )
+    with tempfile.TemporaryDirectory(prefix="scan-tfrecords-") as scratch:
+        source = open_source(options.source, "here", options.plan.seed, Folder(scratch))
+        images = find_images(options, source, labels, entries)
+        if secret:
+            images = codes.coded(images, secret)
+        splits, kind = options.splits.resolved(images.table), options.listing.label_kind
+        draft = make_draft(images, options.pixels, kind, options.output.name, {})
+        read_content = functools.partial(content_names, source)
+        images, _, notes = assign_splits(images, splits, read_content, kind)
+        summary.say(*notes)
+    refs, tasks = make_plan(images.table, draft.layout.stride, options.plan)
+    preview.print_plan(draft, refs, tasks, options.output.output)
+
+
+def read_secret(options: BuildOptions) -> codes.Secret | None:
+    """Reads the secret of `--anonymize`; None without one."""
+    file = options.of(codes.Options).anonymize
+    folders = {"--output": options.output.output, "--input": options.source.input or ""}
+    return codes.read_secret(file, folders) if file else None
+
+
+def read_entries(options: BuildOptions) -> Sequence[exclude.Entry]:
+    """Reads the table of `--exclude`; empty without one."""
+    file = options.of(exclude.Options).exclude
+    return exclude.read_entries(file) if file else ()
+
+
+def find_images(
+    options: BuildOptions,
+    source: Source,
+    labels: Labels | None,
+    entries: Sequence[exclude.Entry],
+) -> Images:
+    """Returns the images of a source, of the chosen classes, without what is excluded.
+
+    `labels` is the table of `--labels`, `entries` that of `--exclude`.
+
+    Raises:
+        errors.UserError: if the input or an option is wrong, or no image is found.
+    """
+    summary.say(f"listing the images of {options.source.input or options.source.source}")
+    images = list_images(source, options.listing, labels)
+    if entries:
+        images = exclude.without(images, entries, options.listing)
+    if names := options.of(rename.Options).rename_classes:
+        images = rename.renamed(images, names, options.listing.label_kind)
+    images = with_classes(images, options.listing)
+    summary.print_listed(images)
+    return images
 
 
 def make_dataset(plan: Planning, output: Address, beam_args: Sequence[str]) -> None:
@@ -90,16 +158,12 @@ def make_dataset(plan: Planning, output: Address, beam_args: Sequence[str]) -> N
 
 
 @contextlib.contextmanager
-def planned(
-    options: BuildOptions, output: Folder, *, is_trial: bool = False
-) -> Iterator[Job | None]:
+def planned(options: BuildOptions, output: Folder) -> Iterator[Job | None]:
     """Lists the images and plans the shards, and locks the output folder until the block ends.
 
     Args:
         options: what the user chose.
         output: folder of the dataset.
-        is_trial: the build is only planned, so no worker elsewhere needs the input, and nothing is
-            written outside the folder.
 
     Yields:
         the job, or None if the output is already complete.
@@ -109,24 +173,22 @@ def planned(
             dataset.
         errors.BuildError: if a download fails, or a policy is to fail and the data violates it.
     """
-    # What is small is read first, because a download can take hours. Each line that names an extra
-    # can be deleted with it.
-    workers = "here" if is_trial else options.workers
-    labels = read_table(options.listing)
-    list_source = list_images
-    list_source = rename.renaming(list_source, options)
-    list_source = exclude.excluding(list_source, options)
-    secret = codes.read_secret(options, keeps_names=not is_trial)
+    # What is small is read first, because a download can take hours.
+    workers = options.workers
+    labels, entries, secret = (
+        read_table(options.listing),
+        read_entries(options),
+        read_secret(options),
+    )
     additions: dict[str, Any] = {
         "checks": [shortcuts.CHECK],
     }
     with output_folder.locked(output):
         source = open_source(options.source, workers, options.plan.seed, output)
         started = time.monotonic()
-        summary.say(f"listing the images of {options.source.input or options.source.source}")
-        images = list_source(source, options.listing, labels)
-        summary.print_listed(images)
-        images = codes.coded(images, secret)
+        images = named = find_images(options, source, labels, entries)
+        if secret:
+            images = codes.coded(named, secret)
         splits = options.splits.resolved(images.table)
         kind = options.listing.label_kind
         read_content = functools.partial(content_names, source)
@@ -158,6 +220,8 @@ def planned(
         build.output.clean_build_dir(".tmp")
         write_plan(build.output, build.draft, tasks, refs)
         write_dropped(build.output, dropped)
+        if secret:
+            codes.write_names(named, secret, images.digest)
         # The listing alone may reject too many; then no image needs to be decoded to know it.
         list_rejects(build, tasks)
         build.output.delete([output_folder.FAILURE_FILE])

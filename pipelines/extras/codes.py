@@ -12,7 +12,7 @@ import dataclasses
 import hmac
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,12 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.listing.images import Images, Ledger
+from pipelines.listing.images import Images
 from pipelines.listing.refs import OTHER, REF_SCHEMA, RejectedFile, iterate_refs
-from pipelines.options import BuildOptions
 from pipelines.report.summary import say
-from tfrecord_io.format import schema
-from tfrecord_io.format.groups import COPY_OF
+from tfrecord_io.decoding.preprocess import frame_path
+from tfrecord_io.format.schema import image_key
 from tfrecord_io.stores.files import atomic_write, sync_folder
 from tfrecord_io.terminal.address import is_inside
 from tfrecord_io.terminal.flags import flag
@@ -33,8 +32,8 @@ from tfrecord_io.terminal.flags import flag
 #: The digest of the secret is in the manifest, so a short secret could be found by trying.
 MIN_SECRET_BYTES = 32
 
-#: Entries of a build's identity that are names of the input, or plain hashes of them.
-_NAMING_ENTRIES = ("labels", "tree", "patient_regex", "label_regex", "rename_classes")
+#: Entries of a build's identity that are names of the input.
+_NAMING_ENTRIES = ("labels", "patient_regex", "label_regex", "rename_classes")
 
 #: The private table: the code of each file and patient, and what it stands for.
 _NAMES = ("key", "path", "source_path", "patient", "source_patient", "detail")
@@ -57,17 +56,10 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Secret:
-    """The secret of `--anonymize`.
-
-    Attributes:
-        file: its file, beside which the private table of a build appears.
-        key: its content.
-        keeps_names: whether the private table is written.
-    """
+    """The secret of `--anonymize`: its file, beside which the names are written, and content."""
 
     file: Path
     key: bytes = dataclasses.field(repr=False)
-    keeps_names: bool = True
 
     def code(self, kind: str, text: str) -> str:
         """Returns the code of a name, which has another one in each kind, such as image."""
@@ -75,28 +67,20 @@ class Secret:
         return hmac.digest(self.key, message, "sha256").hex()[:32]
 
     def codes(self, kind: str, names: Iterable[Any]) -> pa.Array:
-        """Returns the codes of names; null for null."""
+        """Returns the codes of names, large_string; null for null."""
         codes = (name if name is None else self.code(kind, str(name)) for name in names)
-        return pa.array(codes, pa.string())
+        return pa.array(codes, pa.large_string())
 
 
-def read_secret(options: BuildOptions, *, keeps_names: bool) -> Secret | None:
-    """Reads the secret of `--anonymize`, every byte of which counts; None without a file.
-
-    For `keeps_names` see `Secret`.
+def read_secret(file: Path, folders: Mapping[str, str]) -> Secret:
+    """Reads the secret of `--anonymize`, every byte of which counts.
 
     Raises:
         errors.UserError: if the file cannot be read, does not look like random bytes, or is inside
-            the output or the input, with which it could be passed on.
+            one of the folders, by their flags, with which it could be passed on.
     """
-    file = options.of(Options).anonymize
-    if file is None:
-        return None
     advice = "make one with: openssl rand -hex 32 > secret.txt"
-    for name, folder in (
-        ("--output", options.output.output),
-        ("--input", options.source.input or ""),
-    ):
+    for name, folder in folders.items():
         if folder and is_inside(str(file), folder):
             raise errors.UserError(
                 f"--anonymize {file} is inside {name}, with which it could be passed on; move "
@@ -113,95 +97,78 @@ def read_secret(options: BuildOptions, *, keeps_names: bool) -> Secret | None:
             f"--anonymize {file} holds {len(key)} bytes that are not a secret; expected at "
             f"least {MIN_SECRET_BYTES} random bytes in hexadecimal or base64; {advice}"
         )
-    return Secret(file.resolve(), key, keeps_names=keeps_names)
+    return Secret(file.resolve(), key)
 
 
-def coded(images: Images, secret: Secret | None) -> Images:
-    """Returns the images with codes for all names, if there is a secret.
+def coded(images: Images, secret: Secret) -> Images:
+    """Returns the images with codes for all names, and without notes.
 
     The table keeps the real names in a column `name`, by which files are read. It is sorted by the
-    codes, because its order would show that of the names. The private table, which tells what the
-    codes stand for, is written beside the secret.
-
-    Raises:
-        errors.BuildError: if the private table cannot be written.
+    codes, because its order would show that of the names.
     """
-    if secret is None:
-        return images.then(identity={**images.identity, "anonymize": None})
     table, ledger = images.table, images.ledger
     columns: dict[str, Any] = {name: table[name] for name in REF_SCHEMA.names}
     columns["root"] = pa.array([""] * table.num_rows, table["root"].type)
     for kind, name in (("image", "path"), ("patient", "patient")):
-        columns[name] = secret.codes(kind, table[name].to_pylist()).cast(pa.large_string())
-    # These say which images without a patient belong together.
-    in_codes = ("study", "series", COPY_OF) if table["patient"].null_count else ()
-    # Nothing is known of the other columns, so names may be in them.
-    for name in ("site", *in_codes):
+        columns[name] = secret.codes(kind, table[name].to_pylist())
+    if (site := f"{OTHER}site") in table.column_names:
+        columns[site] = secret.codes("site", table[site].to_pylist())
+    # Nothing is known of the other columns, so names may be in them. These say which images without
+    # a patient belong together.
+    for name in ("study", "series") if table["patient"].null_count else ():
         if (other := f"{OTHER}{name}") in table.column_names:
-            texts = table[other]
-            columns[other] = secret.codes(name, texts.to_pylist()) if name in in_codes else texts
-    names = [ref.source_path for ref in iterate_refs(table)]
-    codes = pa.table({**columns, "name": pa.array(names, pa.large_string())})
-    rejects = [secret.code("reject", reject.source_path) for reject in ledger.rejects]
-    entries = {name: value for name in _NAMING_ENTRIES if (value := images.identity.get(name))}
-    result = dataclasses.replace(
-        images,
-        table=codes.sort_by([("path", "ascending"), ("frame", "ascending")]),
-        ledger=dataclasses.replace(
-            ledger,
-            rejects=tuple(
-                sorted(
-                    RejectedFile(code, reject.reason, "")
-                    for code, reject in zip(rejects, ledger.rejects, strict=True)
-                )
-            ),
-            notes=tuple(note for note in ledger.notes if not note.is_private),
-        ),
-        layout=tuple((role, names.partition(":")[0]) for role, names in images.layout),
-        source={
-            "kind": images.source["kind"],
-            "code": secret.code("source", json.dumps(images.source, sort_keys=True)),
-        },
-        identity={
-            **images.identity,
-            **{name: secret.code(name, json.dumps(value)) for name, value in entries.items()},
-            "anonymize": secret.code("secret", ""),
-        },
+            columns[other] = secret.codes(name, table[other].to_pylist())
+    columns["name"] = pa.array((ref.source_path for ref in iterate_refs(table)), pa.large_string())
+    codes = pa.table(columns).sort_by([("path", "ascending"), ("frame", "ascending")])
+    rejects = sorted(
+        RejectedFile(secret.code("reject", reject.source_path), reject.reason, "")
+        for reject in ledger.rejects
     )
-    if secret.keeps_names:
-        _write_names(secret, result.digest, table["patient"], codes, rejects, ledger)
-    return result
+    named = {name: value for name in _NAMING_ENTRIES if (value := images.identity.get(name))}
+    hidden = {name: secret.code(name, json.dumps(value)) for name, value in named.items()}
+    source = json.dumps(images.source, sort_keys=True)
+    return dataclasses.replace(
+        images,
+        table=codes,
+        ledger=dataclasses.replace(ledger, rejects=tuple(rejects), notes=(), others={}),
+        reject_patients={},
+        layout=tuple((role, names.partition(":")[0]) for role, names in images.layout),
+        source={"kind": images.source["kind"], "code": secret.code("source", source)},
+        identity={**images.identity, **hidden, "anonymize": secret.code("secret", "")},
+    )
 
 
-def _write_names(
-    secret: Secret,
-    digest: str,
-    patients: pa.ChunkedArray,
-    codes: pa.Table,
-    rejects: list[str],
-    ledger: Ledger,
-) -> None:
-    """Writes the private table beside the secret, where its owner alone may read it.
+def write_names(images: Images, secret: Secret, digest: str) -> None:
+    """Writes what the codes stand for beside the secret, where its owner alone may read it.
 
-    `patients` and the rows of `codes` are those of the images, `rejects` the codes of rejects.
+    `images` have their real names, and `digest` is that of the images with codes.
+
+    Raises:
+        errors.BuildError: if the table cannot be written.
     """
-    paths = [ref.image_path for ref in iterate_refs(codes)]
-    of_images = {
-        "key": map(schema.image_key, paths),
-        "path": paths,
-        "source_path": codes["name"],
-        "patient": codes["patient"],
-        "source_patient": patients,
-        "detail": pa.nulls(codes.num_rows),
-    }
-    of_rejects = [
-        {"path": code, **dataclasses.asdict(reject)}
-        for code, reject in zip(rejects, ledger.rejects, strict=True)
+    refs = list(iterate_refs(images.table))
+    rows = [
+        {
+            "key": image_key(path),
+            "path": path,
+            "source_path": ref.source_path,
+            "patient": ref.patient and secret.code("patient", ref.patient),
+            "source_patient": ref.patient,
+        }
+        for ref in refs
+        for path in [frame_path(secret.code("image", ref.path), ref.frame)]
     ]
-    rows = pa.Table.from_pylist(of_rejects, NAMES_SCHEMA)
+    rows += [
+        {
+            "path": secret.code("reject", reject.source_path),
+            "source_path": reject.source_path,
+            "detail": reject.detail,
+        }
+        for reject in images.ledger.rejects
+    ]
     path = secret.file.with_name(f"{secret.file.name}.{digest[:12]}.parquet")
     with errors.clear_write_errors(str(path)), atomic_write(path, is_private=True) as file:
-        pq.write_table(pa.concat_tables([pa.table(of_images, NAMES_SCHEMA), rows]), file)
+        pq.write_table(pa.Table.from_pylist(rows, NAMES_SCHEMA), file)
     sync_folder(path.parent)
     say(f"the names behind the codes are in {path}: keep it as private as the secret")
 

@@ -1,20 +1,17 @@
-"""Renames and joins classes (`--rename_classes`), for whoever needs those of another dataset."""
+"""Renames and joins classes (`--rename_classes`); `--classes` chooses among the new names."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import pyarrow as pa
 
 from pipelines import errors
 from pipelines.listing.images import Images
 from pipelines.listing.options import pairs
-from pipelines.options import BuildOptions
-from tfrecord_io.format import kinds
-from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
+from tfrecord_io.format.kinds import MULTI_LABEL, NONE, SEPARATOR, LabelKind
 from tfrecord_io.terminal.flags import flag
 from tfrecord_io.terminal.printing import listed
 from tfrecord_io.terminal.spelling import in_one_form, written
@@ -36,43 +33,18 @@ class Options:
     )
 
 
-def renaming(list_images: Callable[..., Images], options: BuildOptions) -> Callable[..., Images]:
-    """Returns a function that lists a source as `list_images` does, with other names of labels.
-
-    They are renamed before they are chosen, counted and checked: `--classes` has the new names.
-
-    Raises:
-        errors.UserError: if labels of this kind have no names, or cannot have a new one.
-    """
-    names, kind = options.of(Options).rename_classes, options.listing.label_kind
-    if not names:
-        return list_images
-    if kind.is_number:
-        raise errors.UserError(
-            "--rename_classes is for classes; --target names a column of numbers"
-        )
-    new = "".join(names.values())
-    if kind == kinds.MULTI_LABEL and (SEPARATOR in new or NONE in names.values()):
-        raise errors.UserError(
-            f"--rename_classes takes no new name with {SEPARATOR}, and not {NONE}"
-        )
-    relabel = functools.partial(renamed, names=names, kind=kind)
-
-    def list_renamed(*args: Any) -> Images:
-        images = list_images(*args, relabel=relabel)
-        return images.then(identity={**images.identity, "rename_classes": dict(names)})
-
-    return list_renamed
-
-
 def renamed(images: Images, names: Mapping[str, str], kind: LabelKind) -> Images:
     """Returns the images with new names of labels, by the old names; two may get the same one.
 
     An old name may be given as `spelling.written` shows it.
 
     Raises:
-        errors.UserError: if no image and no column has an old name.
+        errors.UserError: if no image and no column has an old name, or a new one cannot be.
     """
+    if kind == MULTI_LABEL and {SEPARATOR, NONE} & {*"".join(names.values()), *names.values()}:
+        raise errors.UserError(
+            f"--rename_classes takes no new name with {SEPARATOR}, and not {NONE}"
+        )
     labels = images.table["label"].cast(pa.string()).combine_chunks().dictionary_encode()
     texts = [kind.names_in(text) for text in labels.dictionary.to_pylist()]
     present = {name for some in (images.label_names, *texts) for name in some}
@@ -90,6 +62,6 @@ def renamed(images: Images, names: Mapping[str, str], kind: LabelKind) -> Images
     order = new(images.label_names)
     found = [sorted(new(some), key=order.index) if order else new(some) for some in texts]
     column = pa.array(map(kind.text_of, found), pa.string()).take(labels.indices)
-    place = images.table.schema.get_field_index("label")
-    table = images.table.set_column(place, "label", column.dictionary_encode())
-    return images.then(table, label_names=order)
+    images = images.with_column("label", column.dictionary_encode())
+    identity = {**images.identity, "rename_classes": dict(names)}
+    return images.then(label_names=order, identity=identity)

@@ -49,6 +49,7 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
     # A file without a row counts as an image if one with a row has the same ending. The files of a
     # DICOM export have none.
     without, endings = list[str](), set[str | None]()
+    people, known = labels.patients, dict[str, str | None]()
     for place, (name, row) in enumerate(zip(names, row_of_file, strict=True)):
         if row is None:
             without.append(name)
@@ -56,11 +57,15 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
         endings.add(ending_of(name))
         if problem := labels.problem_of(row):
             problems.append(RejectedFile(name, *problem))
+            known[name] = people[row]
         else:
             places.append(place)
             rows.append(row)
     found += without_label(without, lambda _: f"{labels.name} has no row for it", endings)
-    files = files.then(found=found + Ledger(rejects=tuple(problems))).noted(*labels.notes)
+    files = files.then(
+        found=found + Ledger(rejects=tuple(problems)),
+        reject_patients={name: patient for name, patient in known.items() if patient},
+    ).noted(*labels.notes)
     if taken := labels.others.keys() & {*OWN}:
         files = files.noted(
             f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "

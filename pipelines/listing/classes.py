@@ -61,6 +61,16 @@ def with_labels_in_names(images: Images, label_regex: str) -> Images:
     return images
 
 
+def with_classes(images: Images, options: ListingOptions) -> Images:
+    """Returns the images of the chosen classes, with the names of these; each file is counted.
+
+    Raises:
+        errors.UserError: if a chosen class has no images, or the classes cannot be any.
+    """
+    images = with_checked_classes(of_classes(images, options), options)
+    return with_label_names(images, options).checked()
+
+
 def of_classes(images: Images, options: ListingOptions) -> Images:
     """Keeps the images of the chosen classes, or all if none is, and notes names that look odd.
 

@@ -99,6 +99,7 @@ class Images:
         ledger: all other files.
         layout: the role of each level of folders, and its names, see `roles.table`.
         label_names: the names of the labels, in the order of their indices.
+        reject_patients: the patients of rejects, by path, where a table names them.
         frames: number of images that are frames of DICOM or TIFF files, by format.
         split_seed: the seed that made the splits, once they are made.
         source: the source's entry in the manifest.
@@ -109,6 +110,7 @@ class Images:
     ledger: Ledger
     layout: tuple[tuple[str, str], ...] = ()
     label_names: tuple[str, ...] = ()
+    reject_patients: Mapping[str, str] = dataclasses.field(default_factory=dict)
     frames: Mapping[str, int] = dataclasses.field(default_factory=dict)
     split_seed: int | None = None
     source: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -38,6 +38,7 @@ from pipelines.listing.table_files import (
     read_columns,
 )
 from tfrecord_io.format import kinds
+from tfrecord_io.format.person import persons
 from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.printing import counted
 
@@ -69,6 +70,15 @@ class LabelTable:
         """Returns what the table says of a row's image, besides other columns."""
         others = [cells[row] for name, cells in self.cells.items() if name != "path"]
         return (self.not_numbers.get(row), *others)
+
+    @property
+    def patients(self) -> Sequence[str | None]:
+        """The patient of each row, with the site in front if there are sites."""
+        cells = self.cells
+        names = cells.get("patient") or [None] * len(cells["path"])
+        if "site" not in cells:
+            return names
+        return persons(*map(pa.array, (names, cells["site"]))).to_pylist()
 
     def problem_of(self, row: int) -> tuple[str, str] | None:
         """Returns (reason, detail) if a row gives its image no label, otherwise None."""

@@ -8,23 +8,17 @@ is in their ledger.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pipelines.listing.by_folders import place_by_folders
 from pipelines.listing.by_table import place_by_table, rows_of_chosen_files
 from pipelines.listing.classes import (
-    of_classes,
-    with_checked_classes,
-    with_label_names,
     with_labels_in_names,
 )
-from pipelines.listing.copies import with_copies, without_second_trees
+from pipelines.listing.copies import without_second_trees
 from pipelines.listing.files import read_files
 from pipelines.listing.frames import with_frames
 from pipelines.listing.images import Images
 from pipelines.listing.label_table import Labels, read_table
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.pairs import with_checked_pairs
 from pipelines.listing.patients import with_patients
 from pipelines.sources.source import Source
 
@@ -33,14 +27,11 @@ def list_images(
     source: Source,
     options: ListingOptions,
     labels: Labels | None = None,
-    *,
-    relabel: Callable[[Images], Images] | None = None,
 ) -> Images:
     """Sorts the files of a source into images, copies of images, rejects and ignored files.
 
     Split, class and patient come from the folders, or from a table of labels, by default the one
-    that the options name. `relabel` may rename the labels; if their order matters, it renames those
-    in `label_names` too.
+    that the options name. `classes.with_classes` chooses among the labels.
 
     Raises:
         errors.UserError: if the input or an option is wrong, no image is found, or there is a DICOM
@@ -59,15 +50,8 @@ def list_images(
         images = place_by_table(files, table, options)
     if options.label_regex:
         images = with_labels_in_names(images, options.label_regex)
-    if relabel:
-        images = relabel(images)
-    images = of_classes(images, options)
     images = without_second_trees(images, source.same_content)
     if table is None:
-        images = with_checked_pairs(images.noted(*images.ledger.unread), source, options)
+        images = images.noted(*images.ledger.unread)
     images = with_frames(images, source, options.modality, keep_patients=names_patients)
-    images = with_patients(images, options, in_table=names_patients)
-    if options.copies_by_name:
-        images = with_copies(images)
-    images = with_checked_classes(images, options)
-    return with_label_names(images, options).checked()
+    return with_patients(images, options, in_table=names_patients)

@@ -112,12 +112,6 @@ class ListingOptions:
         "(patient[0-9]+)/",
         metavar="REGEX",
     )
-    copies_by_name: bool = flag(
-        True,
-        "keep copies with their source in splits and folds: NAME.rf.HASH.jpg; and NAME_aug_3, "
-        "NAME-flip or NAME (2) where NAME is in the same folder",
-        can_be_negated=True,
-    )
     labels: Path | tuple[Path, ...] | None = flag(
         None,
         "table with a row for each image or folder, and the columns path, label, and if known "
@@ -260,7 +254,6 @@ class ListingOptions:
             "layout": "",
             "patient_regex": self.patient_regex,
             "label_regex": self.label_regex,
-            "copies_by_name": self.copies_by_name,
             "modality": list(self.modality),
             "label_kind": self.label_kind.name,
         }

@@ -30,9 +30,7 @@ _NUMBERS = (
 )
 
 
-def read_texts(
-    file: Path, flag: str, names: Collection[str], missing: Sequence[str] | None
-) -> dict[str, list[str | None]]:
+def read_texts(file: Path, flag: str, names: Collection[str]) -> dict[str, list[str | None]]:
     """Returns those of some columns that the table of a flag has, read as those of `--labels`.
 
     Raises:
@@ -42,7 +40,7 @@ def read_texts(
     with naming(f"{flag} {file}"):
         columns = without_faults(columns)
         cells = {name: cells for name, cells in columns.items() if name in names}
-        cells = read_cells(is_text(file), cells, names, missing, [])
+        cells = read_cells(is_text(file), cells, names, None, [])
     return {name: column.to_pylist() for name, column in cells.items()}
 
 

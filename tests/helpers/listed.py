@@ -4,6 +4,7 @@ import contextlib
 import zlib
 from collections.abc import Iterable
 
+from pipelines.listing.classes import with_classes
 from pipelines.listing.images import Images
 from pipelines.listing.listing import list_images
 from pipelines.listing.options import ListingOptions
@@ -40,7 +41,8 @@ def list_members(members: Iterable[Member], contents=None, **options: object) ->
 
 def list_source(source: Source, **options: object) -> Images:
     """Returns the listing of a source."""
-    return list_images(source, ListingOptions(**options))
+    chosen = ListingOptions(**options)
+    return with_classes(list_images(source, chosen), chosen)
 
 
 def members_of(files):

@@ -6,6 +6,7 @@ from pathlib import Path
 from image_files import pack
 from s3_server import BUCKET
 
+from pipelines.listing.classes import with_classes
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import open_archive
@@ -43,7 +44,7 @@ def list_input(place, scratch_dir):
         source = open_archive(place, scratch_dir)
     else:
         source = (RemoteDirectorySource if isinstance(place, Address) else DirectorySource)(place)
-    return source, list_images(source, ListingOptions())
+    return source, with_classes(list_images(source, ListingOptions()), ListingOptions())
 
 
 def read_input(path, scratch_dir):

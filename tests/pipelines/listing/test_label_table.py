@@ -258,7 +258,7 @@ def test_lines_above_the_header_are_passed_over_and_told(tmp_path, above, delimi
 @pytest.mark.parametrize("above", ["", "sep=,\n", "# people\n"])
 def test_a_table_of_one_column_needs_no_other_to_have_a_header(tmp_path, above):
     (tmp_path / "a.csv").write_text(f"{above}patient\nsmith\njones\n")
-    assert read_texts(tmp_path / "a.csv", "--exclude", ["patient"], None) == {
+    assert read_texts(tmp_path / "a.csv", "--exclude", ["patient"]) == {
         "patient": ["smith", "jones"]
     }
 
