@@ -7,12 +7,15 @@ BIN := $(VENV)/bin
 PIP := @while sleep 10 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do \
 	echo "still installing: $(VENV) has $$(du -sm $(VENV) | cut -f1) MB"; done & \
 	trap "kill $$!" EXIT; \
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint requirements/lock.txt
+	$(BIN)/python -m pip install --disable-pip-version-check
+# What a requirements file pins, each file checked by its hash, then this clone.
+INSTALL = $(PIP) --require-hashes --requirement requirements/$(1).txt && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 # All can be changed: make run NUM_EXAMPLES=500 OUTPUT=data/small
 IMAGE_SIZE ?= 64
 ifdef INPUT
-# Scans of one's own, a folder or an archive; BUILD_FLAGS adds flags such as --labels labels.csv.
-NAME := $(shell basename "$(INPUT)" | sed -E 's/\.(zip|tar|tar\.gz|tgz)$$//')
+# Scans of one's own, a folder or a zip; BUILD_FLAGS adds flags such as --labels labels.csv.
+NAME := $(shell basename "$(INPUT)" | sed 's/\.zip$$//')
 # A first look: at most so many scans of each split, and a training of so many images.
 LIMIT ?= 3200
 IMAGES_SHOWN ?= 25600
@@ -28,7 +31,7 @@ EPOCHS ?= 8
 BUILD = --source synthetic --num_examples $(NUM_EXAMPLES) --fit stretch $(BUILD_FLAGS)
 # Drawn scans vary less than real ones, so less augmentation teaches them sooner.
 TRAIN_FLAGS ?= --augment_strength 0.25 --mixup 0 --class_weight_power 1
-NEXT = make run INPUT=FOLDER_OR_ARCHIVE_OF_YOUR_SCANS
+NEXT = make run INPUT=FOLDER_OR_ZIP_OF_YOUR_SCANS
 endif
 OUTPUT ?= data/$(NAME)
 WORKDIR ?= runs/$(NAME)
@@ -37,7 +40,7 @@ WORKDIR ?= runs/$(NAME)
 
 help:
 	@echo "make run    set up, draw $(NUM_EXAMPLES) synthetic scans, build, audit and train: minutes on two cores"
-	@echo "make run INPUT=scans/   the same with a folder or archive of your own"
+	@echo "make run INPUT=scans/   the same with a folder or zip of your own"
 	@echo "make test   set up and run the tests"
 	@echo "make docs   build the documentation site into build/site"
 	@echo "make search try the property tests on many new random examples"
@@ -69,11 +72,11 @@ flink: flink-parts
 	$(BIN)/python scripts/flink_cluster.py compare --source synthetic --num_examples $(NUM_EXAMPLES)
 
 flink-parts: $(VENV)/installed
-	$(PIP) --editable '.[flink]'
+	$(call INSTALL,ci)
 	$(BIN)/python scripts/flink_cluster.py fetch
 
 # Needs no network after its packages are installed; a broken link fails it.
-docs: $(VENV)/installed-docs
+docs: $(VENV)/installed
 	$(BIN)/python scripts/docs_pages.py
 	$(BIN)/zensical build --strict --clean
 	@echo "Open build/site/index.html"
@@ -89,19 +92,15 @@ lint: $(VENV)/installed
 clean:
 	rm -rf $(VENV) build *.egg-info
 
-# The lock pins every version; setup.py says which ranges should work. `make run` installs what a
-# build and a training need, everything else adds the tests' packages. Where there is a C compiler,
+# setup.py says which versions should work, requirements/ which were tested. `make run` installs what
+# README's commands need, everything else adds the developers' packages. Where there is a C compiler,
 # the kernel that resizes is built, into tfrecord_io/decoding/.
-$(VENV)/installed-run: setup.py requirements/lock.txt tfrecord_io/decoding/_resize.c
+$(VENV)/installed-run: setup.py requirements/run.txt tfrecord_io/decoding/_resize.c
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "this needs Python 3.11, 3.12 or 3.13, and %s is %d.%d; say which to use with make PYTHON=..." % (sys.executable, *sys.version_info[:2]))'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[train]'
+	$(call INSTALL,run)
 	@touch $@
 
-$(VENV)/installed: $(VENV)/installed-run
-	$(PIP) --editable '.[all]'
-	@touch $@
-
-$(VENV)/installed-docs: $(VENV)/installed-run
-	$(PIP) --editable '.[train,docs]'
+$(VENV)/installed: $(VENV)/installed-run requirements/dev.txt
+	$(call INSTALL,dev)
 	@touch $@

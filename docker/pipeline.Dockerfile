@@ -3,14 +3,15 @@
 #
 #   docker build --file docker/pipeline.Dockerfile --tag scan-tfrecords-pipeline .
 #   docker run --rm --user "$(id -u):$(id -g)" --volume "$PWD/data:/data" --entrypoint python \
-#       scan-tfrecords-pipeline pipelines/build_tfrecords.py --source archive \
+#       scan-tfrecords-pipeline pipelines/build_tfrecords.py \
 #       --input /data/kermany2018.zip --output /data/oct
 #
-# The four bases can be replaced, by a mirror or pinned by digest, with --build-arg.
-ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
-ARG COMPILER_IMAGE=docker.io/library/python:3.11-bookworm
+# The four bases are pinned by their tags, and can be replaced by a mirror or a digest with
+# --build-arg.
+ARG PYTHON_IMAGE=docker.io/library/python:3.11.14-slim-bookworm
+ARG COMPILER_IMAGE=docker.io/library/python:3.11.14-bookworm
 ARG BEAM_IMAGE=docker.io/apache/beam_python3.11_sdk:2.77.0
-ARG LAUNCHER_IMAGE=gcr.io/dataflow-templates-base/python311-template-launcher-base:latest
+ARG LAUNCHER_IMAGE=gcr.io/dataflow-templates-base/python311-template-launcher-base:20240812-rc01
 
 FROM ${BEAM_IMAGE} AS beam
 FROM ${LAUNCHER_IMAGE} AS launcher
@@ -27,11 +28,9 @@ FROM ${PYTHON_IMAGE} AS install
 WORKDIR /src
 ENV PATH=/opt/venv/bin:${PATH} PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/venv
-# Only what decides the dependencies: with an edited module this layer stays as it is.
-COPY setup.py pyproject.toml ./
-COPY requirements/lock.txt requirements/lock.txt
-RUN pip install --no-compile --constraint requirements/lock.txt '.[dicom,kaggle,gcp]' \
-    && pip uninstall --yes scan-tfrecords
+# With an edited module this layer stays as it is.
+COPY requirements/pipeline.txt requirements/pipeline.txt
+RUN pip install --no-compile --require-hashes --requirement requirements/pipeline.txt
 # Compiled here, for a worker may not write; by hash, so that no time of day is in the image.
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-compile --no-deps /wheels/*.whl \

@@ -5,9 +5,9 @@
 #   docker run --rm --gpus all --user "$(id -u):$(id -g)" --volume "$PWD/data:/data" \
 #       scan-tfrecords-train --data /data/oct --workdir /data/run
 #
-# Without a GPU: --build-arg TRAIN_EXTRAS=train (some 4 GB less).
-ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
-ARG COMPILER_IMAGE=docker.io/library/python:3.11-bookworm
+# Without a GPU: --build-arg REQUIREMENTS=run (some 4 GB less).
+ARG PYTHON_IMAGE=docker.io/library/python:3.11.14-slim-bookworm
+ARG COMPILER_IMAGE=docker.io/library/python:3.11.14-bookworm
 
 # The wheel, with the kernel in C: the slim image has no compiler.
 FROM ${COMPILER_IMAGE} AS wheel
@@ -18,15 +18,13 @@ COPY train train
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM ${PYTHON_IMAGE} AS install
-ARG TRAIN_EXTRAS=train,cuda
+ARG REQUIREMENTS=cuda
 WORKDIR /src
 ENV PATH=/opt/venv/bin:${PATH} PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/venv
-# Only what decides the dependencies: with an edited module this layer stays as it is.
-COPY setup.py pyproject.toml ./
-COPY requirements/lock.txt requirements/lock.txt
-RUN pip install --no-compile --constraint requirements/lock.txt ".[${TRAIN_EXTRAS}]" \
-    && pip uninstall --yes scan-tfrecords
+# With an edited module this layer stays as it is.
+COPY requirements requirements
+RUN pip install --no-compile --require-hashes --requirement "requirements/${REQUIREMENTS}.txt"
 # Compiled here, for the user may not write; by hash, so that no time of day is in the image.
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-compile --no-deps /wheels/*.whl \

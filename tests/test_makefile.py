@@ -32,8 +32,8 @@ def test_a_first_run_draws_scans_and_names_its_pages():
         ("scans/", "scans"),
         ("../my scans", "my scans"),
         ("/data/oct.zip", "oct"),
-        ("oct.v2.tar.gz", "oct.v2"),
-        ("s3://bucket/oct.tar", "oct"),
+        ("oct.v2.zip", "oct.v2"),
+        ("s3://bucket/oct.zip", "oct"),
     ],
 )
 def test_scans_of_ones_own_are_split_by_patient_into_folders_of_their_name(given, name):

@@ -17,14 +17,6 @@ DOCKERFILES = sorted((builds.ROOT / "docker").glob("*.Dockerfile"))
 METADATA = builds.ROOT / "docker" / "metadata.json"
 
 
-def setup_extras():
-    """Returns the names of the extras that setup.py offers."""
-    text = (builds.ROOT / "setup.py").read_text()
-    return set(re.findall(r'^    "(\w+)": \[', text, re.M)) | set(
-        re.findall(r'^EXTRAS\["(\w+)"\]', text, re.M)
-    )
-
-
 def copied_paths(dockerfile):
     """Returns what a Dockerfile copies from the repository, not from another stage."""
     lines = re.findall(r"^COPY (?!--from)(.+)$", dockerfile.read_text(), re.M)
@@ -51,29 +43,43 @@ def test_what_is_copied_is_there_and_sent_to_the_builder(dockerfile):
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
-def test_dependencies_come_from_the_lock_and_extras_that_exist(dockerfile):
+def test_every_package_is_installed_by_its_hash_or_is_this_one(dockerfile):
     text = dockerfile.read_text()
     installs = re.findall(r"pip install (.+)", text)
     assert installs
     for words in installs:
-        assert "--constraint requirements/lock.txt" in words or "--no-deps" in words
+        assert "--require-hashes" in words or "--no-deps /wheels" in words
     assert "python -c 'import tfrecord_io.decoding._resize'" in text  # else Pillow would resize
-    names = re.findall(r"'\.\[([\w,]+)\]'", text) + re.findall(r"TRAIN_EXTRAS=([\w,]+)", text)
-    assert names
-    assert {extra for name in names for extra in name.split(",")} <= setup_extras()
 
 
-def test_beam_in_the_image_is_the_beam_of_the_lock():
-    lock = (builds.ROOT / "requirements" / "lock.txt").read_text()
-    (locked,) = re.findall(r"^apache-beam==(\S+)", lock, re.M)
+@pytest.mark.parametrize(
+    ("file", "packages"),
+    [
+        ("pipeline", ("apache-beam", "kaggle", "pydicom", "google-cloud-storage")),
+        ("cuda", ("tensorflow", "nvidia-cudnn-cu12")),
+        ("run", ("apache-beam", "tensorflow", "kaggle")),
+    ],
+)
+def test_requirements_hold_what_an_image_runs(file, packages):
+    text = (builds.ROOT / "requirements" / f"{file}.txt").read_text()
+    for package in packages:
+        assert re.search(rf"^{package}==", text, re.M), package
+
+
+def test_beam_in_the_image_is_the_beam_of_the_requirements():
+    text = (builds.ROOT / "requirements" / "pipeline.txt").read_text()
+    (locked,) = re.findall(r"^apache-beam==(\S+)", text, re.M)
     text = (builds.ROOT / "docker" / "pipeline.Dockerfile").read_text()
     assert re.findall(r"beam_python3\.11_sdk:(\S+)", text) == [locked]
 
 
-def test_the_lock_holds_what_every_image_installs():
-    lock = (builds.ROOT / "requirements" / "lock.txt").read_text()
-    for package in ("kaggle", "google-cloud-storage", "tensorflow", "nvidia-cudnn-cu12"):
-        assert re.search(rf"^{package}==", lock, re.M), package
+def test_all_requirements_pin_the_same_versions():
+    def pins(path):
+        return set(re.findall(r"^([\w.\[\]-]+==\S+)", path.read_text(), re.M))
+
+    complete = pins(builds.ROOT / "requirements" / "ci.txt")
+    for path in (builds.ROOT / "requirements").glob("*.txt"):
+        assert pins(path) <= complete, path.name
 
 
 def test_the_flex_template_asks_for_flags_that_exist_and_takes_their_defaults():
