@@ -62,6 +62,8 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
         if where == "dataflow":
             _require_package(options.get_all_options())
         _require_job_server(options.view_as(PortableOptions).job_endpoint)
+        # With --setup_file, Beam runs setup.py to make an archive of this package for the workers.
+        os.environ["SCAN_TFRECORDS_WORKER"] = "1"
         try:
             return beam.Pipeline(options=options)
         except ValueError as error:

@@ -106,6 +106,7 @@ def test_without_an_image_the_package_is_staged(tmp_path):
         names = archive.getnames()
     assert any(name.endswith("pipelines/engine/engine.py") for name in names)
     assert any(name.endswith("tfrecord_io/format/schema.py") for name in names)
+    assert any(name.endswith("/requires_build") for name in names)  # it installs the extra `build`
 
 
 def test_workers_that_would_lack_the_package_are_refused_at_once():
