@@ -69,11 +69,14 @@ search: $(VENV)/installed
 
 # A real Flink cluster of this machine; docs/clusters.md describes it.
 flink: flink-parts
-	$(BIN)/python scripts/flink_cluster.py compare --source synthetic --num_examples $(NUM_EXAMPLES)
+	$(BIN)/python scripts/flink_cluster.py --source synthetic --num_examples $(NUM_EXAMPLES)
 
 flink-parts: $(VENV)/installed
 	$(call INSTALL,ci)
-	$(BIN)/python scripts/flink_cluster.py fetch
+	test -d build/flink-job-server || { mvn -B -q -f scripts/flink_job_server.xml \
+		dependency:copy-dependencies -DincludeScope=runtime \
+		-DoutputDirectory=$(CURDIR)/build/flink-job-server.part && \
+		mv build/flink-job-server.part build/flink-job-server; }
 
 # Needs no network after its packages are installed; a broken link fails it.
 docs: $(VENV)/installed
