@@ -14,10 +14,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from builds import parsed, write_csv
-from image_files import jpeg, write_tree
+from image_files import jpeg, png, write_tree
 from listed import Listed
+from PIL import Image
 
 from pipelines.listing.listing import list_images
 from pipelines.report import summary
@@ -135,7 +139,7 @@ def test_every_message_that_the_page_of_problems_explains_exists():
     sources = [ROOT / "Makefile", *(p for f in PACKAGES for p in (ROOT / f).rglob("*.py"))]
     printed = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     messages = set(re.findall(r"\*\*`([^`]+)`\*\*", page))
-    assert len(messages) > 15
+    assert len(messages) > 12
     assert {message for message in messages if message not in printed} == OF_THE_SYSTEM
 
 
@@ -189,7 +193,7 @@ def _clone(folder):
 def _drawn_trees():
     """Returns the paths of each drawn tree, its command, and what the build prints of it."""
     codes = [block["code"] for block in blocks(ROOT / "docs" / "sources.md")]
-    places = [place for place, code in enumerate(codes[:-2]) if "{1.." in code]
+    places = [place for place, code in enumerate(codes) if "{1.." in code]
     for drawn, command, said in (codes[place : place + 3] for place in places):
         words = drawn.replace("(", "\\(").split("\n")
         shown = subprocess.run(
@@ -201,7 +205,7 @@ def _drawn_trees():
 
 def test_the_build_reads_the_drawn_trees_as_the_page_says():
     trees = list(_drawn_trees())
-    assert len(trees) == 5
+    assert len(trees) == 3
     for paths, flags, said in trees:
         chosen = parsed(flags)
         folder = f"{chosen.source.input}/"
@@ -227,18 +231,29 @@ def _write_table(clone):
     write_csv(clone / "labels.csv", rows)
 
 
-def _write_annotations(clone):
-    """Writes an export of Roboflow: images in folders of splits, each with a table in COCO."""
-    for split in ("train", "valid"):
-        names = [f"{number}.jpg" for number in range(6)]
-        write_tree(clone / "roboflow" / split, {name: jpeg(n) for n, name in enumerate(names)})
-        coco = {
-            "images": [{"id": number, "file_name": name} for number, name in enumerate(names)],
-            "categories": [{"id": 0, "name": "fluid"}, {"id": 1, "name": "drusen"}],
-            "annotations": [{"image_id": number, "category_id": number % 2} for number in range(6)],
-        }
-        table = clone / "roboflow" / split / "_annotations.coco.json"
-        table.write_text(json.dumps(coco), encoding="utf-8")
+def _write_foreign_forms(clone):
+    """Writes what the page on the scope converts: the forms that a build does not read."""
+    pictures = {f"{number}.png": png(number) for number in range(4)}
+    shutil.make_archive(str(clone / "scans"), "tar", write_tree(clone / "pictures", pictures))
+    rows = [{"image": {"bytes": data}, "label": 1} for data in pictures.values()]
+    pq.write_table(pa.Table.from_pylist(rows), clone / "train.parquet")
+    coco = {
+        "images": [{"id": number, "file_name": name} for number, name in enumerate(pictures)],
+        "categories": [{"id": 0, "name": "fluid"}, {"id": 1, "name": "drusen"}],
+        "annotations": [{"image_id": number, "category_id": number % 2} for number in range(3)],
+    }
+    (clone / "annotations.json").write_text(json.dumps(coco))
+    (clone / "labels.json").write_text('[{"path": "0.png", "label": "CNV"}]')
+    (clone / "voc").mkdir()
+    voc = "<annotation><filename>0.png</filename><object><name>fluid</name></object></annotation>"
+    (clone / "voc" / "0.xml").write_text(voc)
+    (clone / "yolo" / "labels").mkdir(parents=True)
+    (clone / "yolo" / "labels" / "0.txt").write_text("1 0.5 0.5 0.1 0.1\n")
+    (clone / "volumes").mkdir()
+    pages = [Image.new("L", (8, 8), level) for level in (0, 90)]
+    pages[0].save(clone / "volumes" / "a.tif", save_all=True, append_images=pages[1:])
+    (clone / "deep").mkdir()
+    Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(clone / "deep" / "a.png")
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +270,7 @@ def clone(tmp_path_factory):
     patient = next(clone.glob("scans/*/train/*/*")).name.split("-")[1]
     write_csv(clone / "withdrawn.csv", [{"patient": patient}])
     _write_trees(clone)
-    _write_annotations(clone)
+    _write_foreign_forms(clone)
     archive = ("--source", "archive", "--input", "kermany2018.zip", "--splits", "patient")
     small = ("--image_size", "64")  # a network of the default size takes minutes
     _run(clone, *build, *archive, *small, "--output", "data/oct")
@@ -273,6 +288,21 @@ def test_the_notebook_runs(clone):
     cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
     (clone / "docs" / "cells.py").write_text("\n".join(cells), encoding="utf-8")
     _run(clone / "docs", sys.executable, "cells.py")
+
+
+def test_what_the_page_on_the_scope_converts_is_what_a_build_takes(tmp_path):
+    _write_foreign_forms(tmp_path)
+    for block in blocks(ROOT / "docs" / "scope.md"):
+        word = {"sh": ["bash", "-ec"], "python": [sys.executable, "-c"]}[block["language"]]
+        subprocess.run([*word, block["code"]], cwd=tmp_path, check=True)
+    made = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png")}
+    assert {"0.png", "from-parquet/1/3.png", "pages/a-1.png", "8-bits/a.png"} <= made
+    assert Image.open(tmp_path / "8-bits" / "a.png").getextrema() == (255, 255)
+    tables = {path.name: path.read_text().splitlines() for path in tmp_path.glob("*.csv")}
+    assert tables["coco.csv"][:3] == ["path,fluid,drusen", "0.png,1,0", "1.png,0,1"]
+    assert tables["voc.csv"] == ["path,fluid", "0.png,1"]
+    assert tables["yolo.csv"] == ["path,fluid,drusen", "0,0,1"]
+    assert tables["from-json.csv"] == ['"path","label"', '"0.png","CNV"']
 
 
 NEWCOMER = [ROOT / "README.md", ROOT / "docs" / "tutorial.md"]
