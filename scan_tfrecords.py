@@ -110,17 +110,9 @@ class CommandError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Result:
-    """A folder that a command has written, whose page a notebook shows.
-
-    `path` is an `Address`, which shows no login and no signature.
-    """
+    """A folder that a command has written, whose page a notebook shows."""
 
     path: str
-
-    def __post_init__(self) -> None:
-        from tfrecord_io.terminal.address import Address
-
-        object.__setattr__(self, "path", Address(self.path))
 
     def _repr_html_(self) -> str | None:
         page = Path(self.path) / "report.html"
@@ -274,13 +266,11 @@ def _each(paths: Any) -> list[Any]:
 
 def _words(options: Mapping[str, Any]) -> Iterator[str]:
     """Yields the flags of options; None leaves an option at its default."""
-    from tfrecord_io.terminal.address import as_given
-
     for name, value in options.items():
         if isinstance(value, bool):
             yield f"--{name}" if value else f"--no-{name}"
         elif value is not None:
-            yield f"--{name}={as_given(value) if isinstance(value, str) else _text(value)}"
+            yield f"--{name}={_text(value)}"
 
 
 def _text(value: Any) -> str:
@@ -294,10 +284,8 @@ def _text(value: Any) -> str:
 
 
 def _start(command: str, words: Iterable[Any], stdout: Any, stderr: Any) -> subprocess.Popen[bytes]:
-    from tfrecord_io.terminal.address import as_given
-
     # A word can be a result, its path, or what the user gave.
-    paths = (as_given(getattr(word, "path", None) or os.fspath(word)) for word in words)
+    paths = (getattr(word, "path", None) or os.fspath(word) for word in words)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     program = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parent), command, *paths]
     return subprocess.Popen(program, stdout=stdout, stderr=stderr, env=environment)

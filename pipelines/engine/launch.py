@@ -21,7 +21,7 @@ from pipelines.stores import beam_flags
 from pipelines.stores.output_folder import PLAN_JSON
 from tfrecord_io.format import manifest
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
-from tfrecord_io.terminal import printing, redaction
+from tfrecord_io.terminal import printing
 from tfrecord_io.terminal.errors import StoreError
 
 # Flags with which the job may need no local worker process.
@@ -108,13 +108,11 @@ def _count_images(storage: Folder, tasks: Sequence[ShardTask], record_stride: in
 def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
     """Calls a command with its command line, and prints its error, if there is one.
 
-    All that is printed goes without secrets.
-
     Returns:
         0 if the dataset is there, 1 if the job failed, 2 for wrong usage, 130 after Ctrl-C, 143
         after SIGTERM, 129 after SIGHUP.
     """
-    with redaction.redacted_output(), _signals_as_ctrl_c() as received:
+    with _signals_as_ctrl_c() as received:
         try:
             command(argv)
         except (errors.ToldError, OSError) as error:

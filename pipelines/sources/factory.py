@@ -179,7 +179,7 @@ class SourceOptions:
         """
         if not (kind := _KINDS[self.source].rows):
             return None
-        address = self.input or Address("")
+        address = self.input or ""
         if is_remote(address):
             raise errors.UserError(
                 f"--source {self.source} reads local files; copy {address} to a disk of this "
@@ -266,12 +266,7 @@ def require_reachable(options: SourceOptions, workers: Workers) -> None:
     Raises:
         errors.UserError: if the workers cannot read the images.
     """
-    address = options.input or Address("")
-    if address.hides_something and workers != "here":
-        raise errors.UserError(
-            f"--input {address} was given with a signature or a password, which would "
-            "be written into the job's description; give a URL without one, or copy the file first"
-        )
+    address = options.input or ""
     if workers != "dataflow" or is_remote(address):
         return
     if options.source not in ("kaggle", "archive"):

@@ -28,8 +28,7 @@ from tfrecord_io.decoding.rejects import is_of_content
 from tfrecord_io.stores import archives, file_lock, remote
 from tfrecord_io.stores.ahead import map_ahead
 from tfrecord_io.stores.files import read_json, sync_folder, write_json
-from tfrecord_io.terminal import printing, redaction
-from tfrecord_io.terminal.address import Address
+from tfrecord_io.terminal import printing
 
 DEFAULT_DATASET = "paultimothymooney/kermany2018"
 
@@ -88,7 +87,6 @@ def find_login() -> Login:
         username = os.environ.get("KAGGLE_USERNAME") or stored.get("username")
         key = os.environ.get("KAGGLE_KEY") or stored.get("key")
         if username and key:
-            redaction.remember(key)
             return "KAGGLE_USERNAME, KAGGLE_KEY or kaggle.json", lambda: (username, key)
         if browser := KaggleCredentials.load(KaggleClient()):
             place = "~/.kaggle/credentials.json (kaggle auth login)"
@@ -99,7 +97,7 @@ def find_login() -> Login:
     )
 
 
-def archive_address(dataset: str, login: Login) -> Address:
+def archive_address(dataset: str, login: Login) -> str:
     """Returns the archive's address on a storage host, signed and valid for some minutes.
 
     The request is that of the official client, which has no time limit. The storage host does not
@@ -128,12 +126,12 @@ def archive_address(dataset: str, login: Login) -> Address:
         response = error.response
     except requests.RequestException as error:
         raise errors.StoreError(
-            f"Kaggle could not be asked for {dataset}: {redaction.without_secrets(str(error))}.\n"
+            f"Kaggle could not be asked for {dataset}: {error}.\n"
             "Check the network connection and the proxy variables. If a company's proxy has its "
             "own certificates, set REQUESTS_CA_BUNDLE to their file"
         ) from None
     if response.is_redirect:
-        return Address(response.headers["Location"])
+        return response.headers["Location"]
     refusal = _refusal(response, dataset, place)
     raise errors.StoreError(str(refusal)) if response.status_code in _BUSY else refusal
 
@@ -151,9 +149,7 @@ def _refusal(response: requests.Response, dataset: str, place: str) -> errors.To
             f"Kaggle refused the credentials, which were found in {place}.\n"
             f"They may be mistyped, expired or revoked.\n{_HOW_TO_AUTHENTICATE}"
         )
-    # A server may repeat the credentials.
-    redaction.remember(response.request.headers.get("Authorization", "").rpartition(" ")[2])
-    said = redaction.without_secrets(" ".join(str(text).split()))[:200]
+    said = " ".join(str(text).split())[:200]
     return errors.BuildError(
         f"Kaggle does not let this account download {dataset} (HTTP {status}: {said}).\n"
         f"Open https://www.kaggle.com/datasets/{dataset} in a browser, signed in to the same "

@@ -8,8 +8,10 @@ import contextlib
 import email
 import os
 import re
+import ssl
 from collections.abc import Iterator
 from email.utils import formatdate
+from pathlib import Path
 from unittest import mock
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -35,17 +37,36 @@ class AzureServer(WebServer):
 
     def read(self, prefix: str) -> dict[str, bytes]:
         """Returns the blobs below a prefix, by the rest of their names."""
-        start, files = _ROOT + prefix, self.files.items()
-        return {n.removeprefix(start): file.content for n, file in files if n.startswith(start)}
+        return {
+            name.removeprefix(prefix): file.content
+            for name, file in self.files.items()
+            if name.startswith(prefix)
+        }
+
+    def url(self, path: str = "") -> str:
+        return f"az://{CONTAINER}/{path}"
+
+    def serve(self, folder: Path) -> str:
+        """Puts the files of a folder into the container; returns its URL."""
+        for path in filter(Path.is_file, folder.iterdir()):
+            self.put(f"data/{path.name}", path.read_bytes())
+        return self.url("data")
+
+    def put(self, name: str, content: bytes) -> str:
+        """Stores a new version of a blob; returns its ETag."""
+        self.count += 1
+        e_tag = f'"0x{self.count:X}"'
+        self.files[name] = WebFile(content, e_tag, login=mock.ANY)
+        return e_tag
 
 
 @contextlib.contextmanager
-def running_azure() -> Iterator[AzureServer]:
+def running_azure(context: ssl.SSLContext | None = None) -> Iterator[AzureServer]:
     """Runs a server that is found by the variables of Azure's own tools."""
-    with running_web(kind=AzureServer) as server:
+    with running_web(context, AzureServer) as server:
         found = (
-            f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
-            f"BlobEndpoint={server.url(ACCOUNT)};"
+            f"DefaultEndpointsProtocol={server.scheme};AccountName={ACCOUNT};AccountKey={KEY};"
+            f"BlobEndpoint={super(AzureServer, server).url(ACCOUNT)};"
         )
         with mock.patch.dict(os.environ, {"AZURE_STORAGE_CONNECTION_STRING": found}):
             remote.forget_stores()
@@ -54,13 +75,14 @@ def running_azure() -> Iterator[AzureServer]:
 
 class _Blobs(Files):
     server: AzureServer
+    root = _ROOT
 
     def _request(self) -> tuple[str, dict[str, str], bytes]:
         """Draws the fault of this request; returns its path, its query and its body."""
         self._fault = self.server.next_fault()
         parts = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(parts.query, True).items()}
-        return unquote(parts.path)[1:], query, self._receive()
+        return unquote(parts.path)[1:].removeprefix(_ROOT), query, self._receive()
 
     def do_PUT(self) -> None:  # noqa: N802 - http.server's name
         name, query, body = self._request()
@@ -72,17 +94,14 @@ class _Blobs(Files):
         if self.headers.get("If-Match") not in (None, there and there.e_tag):
             return self._answer(412)
         if source := self.headers.get("x-ms-copy-source"):
-            body = self.server.files[unquote(urlsplit(source).path)[1:]].content
+            body = self.server.files[unquote(urlsplit(source).path)[1:].removeprefix(_ROOT)].content
         if query.get("comp") == "block":
             self.server.blocks[name, query["blockid"]] = body
             return self._answer(201)
         if query.get("comp") == "blocklist":
             blocks = re.findall(r"<(?:Latest|Uncommitted)>([^<]*)<", body.decode())
             body = b"".join(self.server.blocks.pop((name, block)) for block in blocks)
-        self.server.count += 1
-        e_tag = f'"0x{self.server.count:X}"'
-        self.server.files[name] = WebFile(body, e_tag, login=mock.ANY)
-        return self._answer(201, headers={"ETag": e_tag})
+        return self._answer(201, headers={"ETag": self.server.put(name, body)})
 
     def do_GET(self) -> None:  # noqa: N802 - http.server's name
         if "comp=list" not in self.path:
@@ -99,7 +118,7 @@ class _Blobs(Files):
         answers = []
         for index, part in enumerate(email.message_from_bytes(head + body).get_payload()):
             target = re.search(r"DELETE (\S+)", part.get_payload())[1]
-            name = unquote(urlsplit(target).path)[1:]
+            name = unquote(urlsplit(target).path)[1:].removeprefix(_ROOT)
             status = "202 Accepted" if self.server.files.pop(name, None) else "404 Not Found"
             answers.append(
                 f"--answer\r\nContent-Type: application/http\r\nContent-ID: {index}\r\n\r\n"
@@ -109,12 +128,12 @@ class _Blobs(Files):
         self._answer(202, ("".join(answers) + "--answer--\r\n").encode(), kind)
 
     def _listing(self, query: dict[str, str]) -> bytes:
-        start, found = _ROOT + query.get("prefix", ""), []
+        start, found = query.get("prefix", ""), []
         for name, file in sorted(self.server.files.items()):
             deeper = "/" in name[len(start) :] and "delimiter" in query
             if name.startswith(start) and not deeper:
                 found.append(
-                    f"<Blob><Name>{escape(name.removeprefix(_ROOT))}</Name><Properties>"
+                    f"<Blob><Name>{escape(name)}</Name><Properties>"
                     f"<Last-Modified>{formatdate(0, usegmt=True)}</Last-Modified>"
                     f"<Etag>{file.e_tag}</Etag><Content-Length>{len(file.content)}</Content-Length>"
                     "<Content-Type>text/plain</Content-Type></Properties></Blob>"

@@ -52,6 +52,7 @@ class Files(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # otherwise a small answer may wait for 40 ms
     server: WebServer
+    root = ""
 
     def log_message(self, *_: object) -> None:
         pass
@@ -92,7 +93,7 @@ class Files(BaseHTTPRequestHandler):
             return None
         if self._fault == "refused":
             return self._answer(503)
-        file = self.server.files.get(unquote(parts.path)[1:])
+        file = self.server.files.get(unquote(parts.path)[1:].removeprefix(self.root))
         if file is None:
             return self._answer(404)
         if parts.query != file.query or self._fault == "expired":

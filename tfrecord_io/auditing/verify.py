@@ -70,7 +70,7 @@ def verify(directory: str | Path) -> list[Finding]:
         sidecar = manifest.sidecar_name(shard.name)
         findings += _read(sidecar, _check_sidecar(folder, sidecar, shard, dataset))
     # A glob over the folder would read these.
-    strangers = sorted(folder.describe([]).keys() - records.keys())
+    strangers = sorted(folder.shards().keys() - records.keys())
     findings += [Finding(n, "is not in the manifest") for n in strangers if n.endswith(".tfrecord")]
     dropped = dataset.counts.get("dropped")
     left_out = {manifest.REJECTS_FILE_NAME: dataset.rejects}

@@ -41,7 +41,7 @@ def open_split(
         raise ManifestError(f"{folder.root}: {error}") from None
     if not wanted.num_examples:
         raise ManifestError(f"split {split!r} of {folder.root} has no examples")
-    files, layout = folder.describe([shard.name for shard in manifest.shards]), manifest.layout
+    files, layout = folder.shards(), manifest.layout
 
     def find_damage(shard: Shard) -> str | None:
         if (file := files.get(shard.name)) is None:

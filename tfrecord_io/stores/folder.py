@@ -9,20 +9,17 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import IO, TypeVar
-from urllib.parse import urlsplit
 
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.ahead import map_ahead
 from tfrecord_io.stores.files import atomic_write, sync_folder
 from tfrecord_io.stores.remote import StoredFile
 from tfrecord_io.terminal.address import Address, is_remote
-from tfrecord_io.terminal.errors import UserError
 
 #: Folder for files that are not part of a dataset: plan, lock, temporary files and tables.
 BUILD_DIR = ".build"
@@ -31,8 +28,6 @@ BUILD_DIR = ".build"
 NUM_THREADS = 16
 
 _BUFFER_LENGTH = 1 << 20
-_WEB = ("http://", "https://")
-_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -101,11 +96,7 @@ class Folder(os.PathLike[str]):
 
         Raises:
             FileNotFoundError: if there is no such file.
-            UserError: if the URL has a signature, which would be that of a single file, or is
-                http:// and not of this machine: anybody on the way could change what it gives.
         """
-        if self.root.startswith(_WEB):
-            _require_safe(self.root)
         path = self.path(name)
         return remote.read_file(path) if self.remote else Path(path).read_bytes()
 
@@ -113,11 +104,9 @@ class Folder(os.PathLike[str]):
         """Returns bytes of a file; fewer than `length` at its end."""
         return remote.read(self.path(name), start, length)
 
-    def describe(self, names: Sequence[str]) -> dict[str, StoredFile]:
-        """Describes files by name; all shards, whatever the names, where these can be listed."""
-        if self.root.startswith(_WEB):  # which has no listing
-            found = [file for file in self.map(self._find, names) if file]
-        elif self.remote:
+    def shards(self) -> dict[str, StoredFile]:
+        """Describes the shards by name, in one listing; on a store, also its other files."""
+        if self.remote:
             found = remote.list_files(self.root, recursive=False)
         else:
             found = list(map(_local, Path(self.root).glob("*.tfrecord")))
@@ -224,13 +213,3 @@ class Folder(os.PathLike[str]):
 
 def _local(path: Path) -> StoredFile:
     return StoredFile(path.as_posix(), path.stat().st_size)
-
-
-def _require_safe(folder: Address) -> None:
-    parts = urlsplit(folder.opened)
-    if parts.query or parts.fragment:
-        raise UserError(
-            f"expected the URL of a folder, without ? and # (not shown here), received {folder}"
-        )
-    if parts.scheme == "http" and not _LOOPBACK.fullmatch(parts.hostname or ""):
-        raise UserError(f"cannot read a dataset from {folder}: use https://")

@@ -6,7 +6,6 @@ store when it first uses it. In names of buckets and files, `*` and `[` are not 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import datetime
@@ -22,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
 from typing import IO, Any, ParamSpec, TypeVar
-from urllib.parse import unquote_to_bytes, urlsplit
 
 import obstore
 from obstore import exceptions
@@ -30,8 +28,7 @@ from obstore import store as obstores
 
 from tfrecord_io.stores import credentials
 from tfrecord_io.stores.range_file import RangeFile
-from tfrecord_io.terminal import redaction
-from tfrecord_io.terminal.address import Address, is_remote
+from tfrecord_io.terminal.address import is_remote
 from tfrecord_io.terminal.errors import StoreError, UserError
 
 _log = logging.getLogger(__name__)
@@ -147,7 +144,7 @@ def describe(url: str) -> StoredFile:
         UserError: if the URL's scheme is unknown.
         StoreError: if the store does not answer, or refuses.
     """
-    store, path, url = _open(url)
+    store, path = _open(url)
     with _clear_errors(url):
         if url.partition("://")[0] in _WEB:
             # GET instead of HEAD, because the signature of a URL is valid for GET only. It also
@@ -178,7 +175,7 @@ def read_once(url: str, start: int, length: int, mark: str = "") -> bytes | memo
     # Weak ETags, those with a quote inside, and times cannot be conditions.
     if mark and not mark.startswith(("W/", "time ")) and '"' not in mark:
         options["if_match"] = f'"{mark}"'
-    store, path, url = _open(url)
+    store, path = _open(url)
     with _clear_errors(url, mark):
         answer = obstore.get(store, path, options=options)
         # A web server may ignore the condition.
@@ -203,7 +200,7 @@ def write(url: str, source: IO[bytes]) -> None:
         UserError: for a web server, which does not accept files.
         StoreError: if the store refuses the file or does not answer.
     """
-    store, path, url = _open(url, web=False)
+    store, path = _open(url, web=False)
     with _clear_errors(url):
         obstore.put(store, path, source, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE)
 
@@ -213,7 +210,7 @@ def read_version(
     url: str, size: int | None = None, version: int | None = None
 ) -> tuple[bytes, Any]:
     """Returns what `read_file` does, and the file's version for `replace`."""
-    store, path, url = _open(url)
+    store, path = _open(url)
     with _clear_errors(url):
         answer = obstore.get(store, path)
         file = _described(url, answer.meta)
@@ -230,7 +227,7 @@ def replace(url: str, content: bytes, seen: Any) -> Any:
     Raises:
         StoreError: `changed` if another version is there; otherwise what `write` raises.
     """
-    store, path, url = _open(url, web=False)
+    store, path = _open(url, web=False)
     tags = ("e_tag", "version")  # the second one is Google Cloud's generation
     mode: Any = {tag: seen[tag] for tag in tags if seen[tag]} if seen else "create"
     try:
@@ -268,7 +265,7 @@ def list_files(folder: str, *, recursive: bool) -> list[StoredFile]:
         UserError: for a web server, which does not list files.
         StoreError: if the store does not answer, or an object has a name that no file can have.
     """
-    store, prefix, folder = _open(folder, web=False)
+    store, prefix = _open(folder, web=False)
     root, prefix = _split(folder)[0], prefix.strip("/")
     with _clear_errors(folder):
         if recursive:
@@ -291,7 +288,7 @@ def copy(url: str, to: str) -> None:
     Raises:
         StoreError: if the store refuses, or has not copied all of it, as Azure may while it works.
     """
-    store, path, url = _open(url, web=False)
+    store, path = _open(url, web=False)
     with _clear_errors(url):
         obstore.copy(store, path, _open(to, web=False)[1])
     if describe(to).size != describe(url).size:
@@ -306,7 +303,7 @@ def delete(urls: Iterable[str]) -> None:
     """
 
     def delete_one(url: str) -> None:
-        store, path, url = _open(url, web=False)
+        store, path = _open(url, web=False)
         with contextlib.suppress(FileNotFoundError), _clear_errors(url):
             obstore.delete(store, path)
 
@@ -323,14 +320,13 @@ def _split(url: str) -> tuple[str, str]:
     return f"{scheme}://{bucket}", path
 
 
-def _open(url: str, *, web: bool = True) -> tuple[Any, str, Address]:
-    """Returns a URL's store, the path within it, and the URL as it may be shown.
+def _open(url: str, *, web: bool = True) -> tuple[Any, str]:
+    """Returns a URL's store, and the path within it.
 
     The store may be a web server if `web`. Otherwise the use of it, such as an upload, can take
     many requests, so obstore itself makes again those that fail.
     """
-    url = Address(url)
-    root, path = _split(url.opened)
+    root, path = _split(url)
     if _store.cache_info().currsize and _opened_by != os.getpid():
         raise RuntimeError(
             "a store that was opened before a fork hangs; open stores after the fork"
@@ -340,21 +336,18 @@ def _open(url: str, *, web: bool = True) -> tuple[Any, str, Address]:
             f"cannot use {url} as a folder: a web server serves single files. Give --input a .zip, "
             "and write to a local folder or a bucket"
         )
-    return _store(root, 0 if web else NUM_ATTEMPTS - 1), path, url
+    return _store(root, 0 if web else NUM_ATTEMPTS - 1), path
 
 
 @functools.cache
 def _store(root: str, max_retries: int) -> Any:
     global _opened_by
     _opened_by = os.getpid()
-    address, scheme = Address(root), root.partition("://")[0]
+    scheme = root.partition("://")[0]
     if scheme not in (*_BUCKETS, *_WEB):
         raise UserError(
-            f"cannot use {address}: expected s3://, gs://, az:// or https://, received {scheme}://"
+            f"cannot use {root}: expected s3://, gs://, az:// or https://, received {scheme}://"
         )
-    if scheme in _BUCKETS and address.hides_something:
-        told = "without a user name in the URL; docs/sources.md says how to give credentials"
-        raise UserError(f"expected {address} {told}")
     client_options: dict[str, Any] = {
         "allow_http": True,  # for an endpoint that the user gave as http://
         "connect_timeout": datetime.timedelta(seconds=min(SILENT_SECONDS, 10)),
@@ -365,11 +358,6 @@ def _store(root: str, max_retries: int) -> Any:
         if file := os.environ.get(variable):
             client_options["root_certificate"] = Path(file).read_bytes()
             break
-    if login := urlsplit(root).netloc.rpartition("@")[0]:
-        root = root.replace(f"{login}@", "", 1)
-        named = unquote_to_bytes(login if ":" in login else f"{login}:")  # RFC 7617
-        basic = base64.b64encode(named).decode()
-        client_options["default_headers"] = {"authorization": f"Basic {basic}"}
     options: dict[str, Any] = {
         "client_options": client_options,
         "retry_config": {
@@ -380,7 +368,7 @@ def _store(root: str, max_retries: int) -> Any:
     try:
         return obstores.from_url(root, **options, **credentials.settings(scheme))
     except (exceptions.BaseError, ValueError) as error:
-        raise UserError(f"cannot use {address}: {_reason(error)}") from None
+        raise UserError(f"cannot use {root}: {_reason(error)}") from None
 
 
 def _described(url: str, meta: Any) -> StoredFile:
@@ -440,4 +428,4 @@ def _reason(error: Exception) -> str:
         text = head + ": ".join(match[1] for match in said if match)
     if "169.254.169.254" in text:
         text = f"no credentials were found, and this machine has no role in the cloud ({text})"
-    return redaction.without_secrets(" ".join(text.split()))
+    return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", " ".join(text.split()))

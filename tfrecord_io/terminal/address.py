@@ -1,4 +1,4 @@
-"""Addresses, which are opened as they were given and shown without what is secret in them."""
+"""Paths and URLs as a user gives them; credentials belong into the environment."""
 
 from __future__ import annotations
 
@@ -6,74 +6,46 @@ import os
 import re
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
 
 from tfrecord_io.terminal.errors import UserError
 
-# The stores in whose addresses `?` and `#` are characters of a name.
-_BUCKETS = ("s3", "gs", "az")
-
 
 class Address(str):
-    """A path or URL as it may be shown: without user name, password, query and fragment.
+    """A path, or the URL of a folder or file in a bucket: s3://, gs:// or az://.
 
-    >>> address = Address("https://me:password@host/x.zip?signature=abc")
-    >>> address, address.hides_something
-    ('https://host/x.zip', True)
-
-    Addresses with the same shown form are equal.
-
-    Attributes:
-        opened: the address as it was given, which only `tfrecord_io.stores` may use.
+    >>> Address("s3://bucket/scans") / "a.png"
+    's3://bucket/scans/a.png'
     """
 
-    opened: str
-
     def __new__(cls, given: str | os.PathLike[str]) -> Self:
-        """Parses a path or URL; returns an `Address` as it is.
+        """Makes an address of a path or URL.
 
         Raises:
-            UserError: if what should be the port of a URL is not a number.
+            UserError: if it is empty, or a URL with a login, `?` or a scheme that is not read.
         """
-        given = os.fspath(given)
-        if isinstance(given, cls):
-            return given
-        # Stores pass over a second slash, so names in a folder would not begin with its address.
-        given = re.sub(f"^((?:{'|'.join(_BUCKETS)})://[^/]+)//+", r"\1/", given)
-        address = super().__new__(cls, _shown(given))
-        address.opened = given
-        return address
-
-    @property
-    def hides_something(self) -> bool:
-        """Whether there is a part that is not shown."""
-        return self.opened != self
+        text = os.fspath(given)
+        if not text:
+            raise UserError("expected a path or URL, received an empty text; for this folder, .")
+        scheme, is_url, rest = text.partition("://")
+        if is_url and not isinstance(given, cls):
+            shown = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+            if "@" in rest.partition("/")[0] or "?" in rest:
+                raise UserError(
+                    f"cannot use {shown} with a login, ? or signature; give it without, and the "
+                    "credentials in the environment (docs/sources.md)"
+                )
+            if scheme not in ("s3", "gs", "az"):
+                raise UserError(
+                    f"cannot use {shown}: expected s3://, gs:// or az://, received {scheme}://. "
+                    "Download what a web server has, and give that path"
+                )
+            # Stores pass over a second slash, so names in a folder would not begin with its URL.
+            text = re.sub("^([^/]+://[^/]+)//+", r"\1/", text)
+        return super().__new__(cls, text)
 
     def __truediv__(self, name: str) -> Address:
-        """Returns the address of a file in this folder."""
-        return Address(f"{self.opened.rstrip('/')}/{name}")
-
-
-def as_given(value: str) -> str:
-    """Returns an `Address` with what is secret in it, for a process that opens it; else `value`."""
-    return value.opened if isinstance(value, Address) else value
-
-
-def _shown(given: str) -> str:
-    scheme, is_url, rest = given.partition("://")
-    if not is_url:
-        return given
-    if scheme not in _BUCKETS:
-        try:
-            _ = urlsplit(given).port
-        except ValueError:  # an unescaped / or # in a password ends the host, and with it the port
-            raise UserError(
-                "cannot use the given URL: its port is not a number. In a user name or a password, "
-                "write characters such as / and # as %2F and %23"
-            ) from None
-        rest = re.split("[?#]", rest, maxsplit=1)[0]
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+        """Returns the address of a file in this folder, whose name may hold any character."""
+        return str.__new__(Address, f"{self.rstrip('/')}/{name}")
 
 
 def is_remote(directory: str | os.PathLike[str]) -> bool:
@@ -99,6 +71,4 @@ def local_path(given: str | os.PathLike[str]) -> Path:
             f"expected local files, received {Address(given)}; copy them to a disk of this machine "
             "and give that path"
         )
-    if not os.fspath(given):
-        raise UserError("expected a path, received an empty text; for this folder give .")
-    return Path(given)
+    return Path(Address(given))

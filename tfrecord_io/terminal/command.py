@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from tfrecord_io.terminal import flags, redaction, stages
+from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.errors import ToldError
 from tfrecord_io.terminal.printing import until_closed
 
@@ -48,15 +48,14 @@ class Command:
             epilog=self.epilog,
         )
         self.add_arguments(parser)
-        with stages.without_silence() as heard, redaction.redacted_output(heard):
-            try:
-                arguments = parser.parse_args(argv)
-                with until_closed():
-                    return self.run(arguments) or 0
-                return 1  # the reader of the output, such as `head`, closed it early
-            except (ToldError, OSError) as error:
-                own = (code for kind, code in self.codes.items() if isinstance(error, kind))
-                code = next(own, error.exit_code if isinstance(error, ToldError) else 1)
-                # A run that was asked to stop ends as a process that the signal ended.
-                print(f"{'error: ' * (code < 128)}{error}", file=sys.stderr)
-                return code
+        try:
+            arguments = parser.parse_args(argv)
+            with until_closed():
+                return self.run(arguments) or 0
+            return 1  # the reader of the output, such as `head`, closed it early
+        except (ToldError, OSError) as error:
+            own = (code for kind, code in self.codes.items() if isinstance(error, kind))
+            code = next(own, error.exit_code if isinstance(error, ToldError) else 1)
+            # A run that was asked to stop ends as a process that the signal ended.
+            print(f"{'error: ' * (code < 128)}{error}", file=sys.stderr)
+            return code

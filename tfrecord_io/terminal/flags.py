@@ -205,7 +205,7 @@ def check(options: Any) -> None:
         value, rules = getattr(options, field.name), field.metadata
         if value is None:
             continue
-        if kind is Address:
+        if kind is Address and value:
             object.__setattr__(options, field.name, Address(value))
         expected = [
             f"{words} {rules[limit]}"

@@ -15,7 +15,6 @@ import keras
 
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.stores.files import atomic_write, write_last
-from tfrecord_io.terminal import redaction
 from tfrecord_io.terminal.stages import stage
 from train.kinds.words import describe
 from train.machine.devices import versions
@@ -58,7 +57,7 @@ def write_results(
     facts = {
         "When and how it was made": {
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "command": redaction.without_secrets(shlex.join(sys.argv)),
+            "command": shlex.join(sys.argv),
             "devices": ", ".join(keras.distribution.list_devices()),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         },

@@ -39,7 +39,7 @@ def test_it_says_what_the_build_makes_and_leaves_nothing(
     [
         ("--download_dir=later", "from Kaggle to later/kermany2018.zip"),
         ("--source=synthetic", "draw images in data/downloads"),
-        ("--input=https://nowhere.invalid/a.zip", "list https://nowhere.invalid/a.zip, and then"),
+        ("--input=s3://nowhere/a.zip", "list s3://nowhere/a.zip, and then"),
     ],
 )
 def test_what_is_not_here_yet_is_named_not_fetched(flag, message, tmp_path, monkeypatch, capsys):

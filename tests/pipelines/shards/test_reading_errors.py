@@ -10,11 +10,11 @@ import zlib
 from pathlib import Path
 
 import pytest
+from azure_server import running_azure
 from builds import IN_MEMORY, run_build_here
 from image_files import pack, scan_tree, write_tree, write_zip
 from PIL import ImageFile, UnidentifiedImageError
 from source_files import list_input
-from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors
 from pipelines.sources import directory
@@ -213,8 +213,9 @@ def test_a_server_that_garbles_answers_costs_no_image(
             content[part] = os.urandom(len(content[part]))
         return bytes(content)
 
-    with running_web() as server:
-        server.files["scans.zip"] = WebFile(path.read_bytes())
+    with running_azure() as server:
+        with path.open("rb") as file:
+            remote.write(server.url("scans.zip"), file)
         flags = ["--source=archive", f"--input={server.url('scans.zip')}"]
         flags += [f"--output={tmp_path / 'out'}", "--image_size=8", IN_MEMORY]
         after_listing(lambda: monkeypatch.setattr(remote, "read", garble))

@@ -203,20 +203,6 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_log_in_works_and_no_server_can_echo_it(desk, way):
-    files, variables = WAYS[way]
-    desk.log_out()
-    desk.write_home(files)
-    desk.set(**variables)
-    secret = KEY if KEY in str(WAYS[way]) else TOKEN
-    desk.server.api_faults += [Refuse(403, f"no rights for {secret}")]
-
-    desk.fail("(HTTP 403: no rights for [hidden])")
-
-    desk.run()
-
-
 @pytest.mark.parametrize(
     ("files", "variables"),
     [
@@ -272,30 +258,6 @@ def test_a_busy_server_is_asked_again(desk):
     assert len(desk.server.api_faults) == 7
 
 
-@pytest.mark.parametrize("fault", ["refused", "gone", "whole"])
-def test_no_answer_of_the_storage_but_the_archive_touches_the_partial_file(desk, fault):
-    partial = desk.keep_partial(PART)
-    if fault == "gone":
-        desk.server.files.clear()
-    desk.server.faults += [fault] * 30
-
-    desk.fail("The download was interrupted", STORAGE_HOST, "resume with the 262kB that arrived")
-
-    assert desk.part.read_bytes() == partial
-    desk.server.faults.clear()
-    desk.server.files["archive.zip"] = desk.server.file
-    desk.run()
-    assert desk.ranges() == [*range(PART, len(ARCHIVE), PART)]
-
-
-def test_an_address_that_has_expired_is_asked_for_anew(desk):
-    desk.server.faults += ["expired"] * 2
-
-    assert "trying again (2 of 2)" in desk.run()
-
-    assert len(desk.server.calls("DownloadDataset")) == 3
-
-
 def test_a_page_in_the_place_of_the_api_is_not_taken_for_the_archive(desk):
     desk.server.api_faults += ["page"]
 
@@ -341,15 +303,6 @@ def test_an_archive_that_changed_on_kaggle_is_downloaded_anew(desk, e_tag):
     desk.server.file.e_tag = e_tag  # without one, Last-Modified tells versions apart
 
     desk.run()
-
-
-@pytest.mark.parametrize("where", ["api", "storage"])
-def test_a_connection_that_falls_silent_is_given_up_and_tried_again(desk, where, monkeypatch):
-    monkeypatch.setattr(kaggle, "_TIMEOUT_S", 0.5)
-    faults = desk.server.api_faults if where == "api" else desk.server.faults
-    faults += ["silent"]
-    desk.run()
-    assert not faults
 
 
 def test_a_proxy_that_is_not_there_is_explained_without_its_password(desk):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tfrecord_io.terminal import printing, stages
+from tfrecord_io.terminal import stages
 from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.errors import StoreError, ToldError, UserError
 
@@ -36,24 +36,6 @@ def test_an_error_for_users_is_a_line_and_an_exit_code(error, codes, code, capsy
     assert capsys.readouterr() == ("", "error: wrong\n")
 
 
-def test_a_silent_command_says_what_it_is_at_and_another_one_is_left_alone(monkeypatch, capfd):
-    monkeypatch.setattr(stages, "SECONDS", 0.2)
-
-    def run(arguments):
-        with stages.stage("first"):
-            for _ in range(8):
-                time.sleep(0.05)
-                print("a word")
-        with stages.stage("second"), printing.hide_native_noise():
-            time.sleep(0.5)
-
-    command = Command(name="try", purpose="", add_arguments=lambda parser: None, run=run)
-    assert command([]) == 0
-    said = capfd.readouterr()
-    assert re.fullmatch(r"(second, \d s so far\n){2}", said.err)
-    assert re.fullmatch(r"(a word\n){8}first: 0\.\d s\nsecond: 0\.\d s\n", said.out)
-
-
 def test_another_error_keeps_its_traceback():
     with pytest.raises(KeyError):
         ended(KeyError("a fault of the program"))
@@ -67,3 +49,12 @@ def test_nobody_who_reads_the_output_is_no_traceback(monkeypatch, capfd):
         run = functools.partial(print, "x" * 100_000)
         assert Command(name="try", purpose="", add_arguments=lambda parser: None, run=run)([]) == 1
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_stage_says_that_it_is_at_work_and_its_time(monkeypatch, capsys):
+    monkeypatch.setattr(stages, "SECONDS", 0.1)
+    with stages.stage("first"):
+        time.sleep(0.25)
+    with stages.stage("second", is_told=False):
+        time.sleep(0.15)
+    assert re.fullmatch(r"(first, 0 s so far\n){2}first: 0\.\d s\n", capsys.readouterr().out)

@@ -70,20 +70,6 @@ def test_a_run_can_be_repeated_from_its_file_with_flags_laid_over_it(tmp_path):
     assert parse(f"--config={path}", "--seed=4").input.seed == 4
 
 
-def test_the_login_of_a_dataset_is_not_kept_and_can_be_given_again(tmp_path):
-    url = "https://me:secret@host/data"
-    config = TrainConfig.of(data=url)
-    text = json.dumps({"config": config.to_dict()}) + repr(config)
-    assert "secret" not in text
-    assert config.replace(seed=3).input.data_path.root.opened == url
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"config": config.to_dict()}))
-    with pytest.raises(UserError, match="expected local files, received https://host/data;"):
-        parse(f"--config={url}")
-    assert parse(f"--config={path}").input.data.opened == "https://host/data"
-    assert parse(f"--config={path}", f"--data={url}").input.data.opened == url
-
-
 @pytest.mark.parametrize(
     "text", ["no json", "{}", '{"config": {"colour": 1}}', '{"config": {"epochs": "3"}}']
 )
