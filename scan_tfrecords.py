@@ -79,9 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage)
         return 0
     if name == "--version":
-        version = importlib.import_module("tfrecord_io.version").VERSION
-        resizer = importlib.import_module("tfrecord_io.decoding.resize").resizer()
-        print(f"scan-tfrecords {version}, resizes with {resizer}")
+        print(f"scan-tfrecords {importlib.import_module('tfrecord_io.version').VERSION}")
         return 0
     if name not in COMMANDS:
         print(f"error: expected a command, received {name!r}\n\n{usage}", file=sys.stderr)

@@ -31,7 +31,6 @@ from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import open_archive
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.decoding.options import RESIZE_FILTERS
 from tfrecord_io.format import schema
 
 _archive: zipfile.ZipFile
@@ -46,7 +45,7 @@ def _decode(name: str) -> int:
     """Makes only the Pillow calls of the build; returns the number of bytes."""
     with Image.open(io.BytesIO(_archive.read(name))) as image:
         image.load()
-        resized = image.resize((224, 224), RESIZE_FILTERS["bilinear"])
+        resized = image.resize((224, 224), Image.Resampling.BILINEAR)
         return len(resized.tobytes())
 
 
@@ -79,7 +78,7 @@ def cost_table(path: Path, num_images: int) -> str:
     def bare(data: bytes) -> bytes:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
-            return image.resize((224, 224), RESIZE_FILTERS["bilinear"]).tobytes()
+            return image.resize((224, 224), Image.Resampling.BILINEAR).tobytes()
 
     import hashlib
 

@@ -26,7 +26,7 @@ from PIL import Image
 from tfrecord_io.auditing import twins
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
-from tfrecord_io.format import side_facts
+from tfrecord_io.format import examples, side_facts
 
 Change = Callable[[Image.Image], Image.Image]
 
@@ -155,7 +155,7 @@ def crowd(files: list[bytes], num_hashes: int) -> np.ndarray:
     for data in files:
         with Image.open(io.BytesIO(data)) as image:
             small.append(image.convert("L").resize((64, 64), Image.Resampling.BOX))
-    hashes = np.empty((num_hashes, side_facts.HASH_LENGTH), np.uint8)
+    hashes = np.empty((num_hashes, examples.HASH_LENGTH), np.uint8)
     for number in range(num_hashes):
         image = small[number % len(small)]
         if random.random() < 0.5:

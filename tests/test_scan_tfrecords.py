@@ -2,13 +2,14 @@
 
 import os
 import sys
+from pathlib import Path
 
 import builds
+import pyarrow
 import pytest
 
 import scan_tfrecords
 import tfrecord_io
-from tfrecord_io.decoding import resize
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +53,46 @@ def test_a_command_that_does_not_exist_is_wrong_usage():
 
 
 def test_it_tells_its_version():
-    told = f"scan-tfrecords {tfrecord_io.__version__}, resizes with {resize.resizer()}\n"
-    assert run("--version").stdout == told
+    assert run("--version").stdout == f"scan-tfrecords {tfrecord_io.__version__}\n"
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory):
+    """Runs Python with the packages of the light install alone."""
+    folder, site = tmp_path_factory.mktemp("light"), Path(pyarrow.__file__).parents[1]
+    for name in ("google_crc32c", "numpy", "obstore", "pyarrow", "xxhash"):
+        for path in site.glob(f"{name}*"):
+            (folder / path.name).symlink_to(path)
+    path = {"PYTHONPATH": f"{folder}:{builds.ROOT}"}
+    return lambda *words: builds.run_command([sys.executable, "-S", *map(str, words)], env=path)
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["-m", "scan_tfrecords", "build"], "build"),
+        (["pipelines/build_tfrecords.py", "--help"], "build"),
+        (["-m", "scan_tfrecords", "audit", "out"], "build"),
+        *((["-m", "scan_tfrecords", name], "train") for name in ("train", "predict", "compare")),
+        (["train/run.py", "--help"], "train"),
+    ],
+)
+def test_a_command_whose_packages_are_missing_names_their_extra(light, words, extra):
+    done = light(*words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"pip install 'scan-tfrecords[{extra}]'" in done.stderr
+
+
+def test_the_light_install_reads_and_verifies_a_dataset(light, source_tree, tmp_path):
+    output = builds.build_here(source_tree, tmp_path / "out", "--max_reject_fraction=0.5")
+    assert light("-m", "scan_tfrecords", "verify", output).returncode == 0
+    program = (
+        "import sys, tfrecord_io\n"
+        "batches = tfrecord_io.make_batches(sys.argv[1], split='train', batch_size=2)\n"
+        "print(next(iter(batches))[0].shape)"
+    )
+    done = light("-c", program, output)
+    assert done.stdout == "(2, 8, 8, 1)\n", done.stderr
 
 
 @pytest.mark.parametrize("command", ["train", pytest.param("build", marks=pytest.mark.slow)])

@@ -5,11 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tfrecord_io.auditing import audit, verify
-from tfrecord_io.extras import shortcuts
+from tfrecord_io.auditing import verify
+from tfrecord_io.terminal.installed import require
 from tfrecord_io.terminal.printing import refuse
 
-COMMANDS = {command.name: command for command in (verify.COMMAND, audit.command([shortcuts.CHECK]))}
+
+def _audit(arguments: Sequence[str]) -> int:
+    require("audit")
+    from tfrecord_io.auditing import audit
+    from tfrecord_io.extras import shortcuts
+
+    return audit.command([shortcuts.CHECK])(arguments)
+
+
+#: By name: what a command does, and the function that does it.
+COMMANDS = {
+    "verify": (verify.COMMAND.purpose, verify.COMMAND),
+    "audit": ("look for leaks, copies, contradictions and shortcuts", _audit),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in COMMANDS:
-        return COMMANDS[name](arguments)
-    lines = (f"  {each.name:<12} {each.purpose}" for each in COMMANDS.values())
+        return COMMANDS[name][1](arguments)
+    lines = (f"  {name:<12} {purpose}" for name, (purpose, _) in COMMANDS.items())
     usage = "\n".join(["usage: python -m tfrecord_io COMMAND ...", "", *lines])
     if name in ("-h", "--help"):
         print(usage)

@@ -1,1 +1,5 @@
-"""The trainer: its commands and what they share; the rest is in five rooms."""
+"""The trainer: its commands, and the packages that they share."""
+
+from tfrecord_io.terminal.installed import require
+
+require("train")

@@ -19,10 +19,9 @@ from PIL import Image, ImageFilter
 
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format import schema, visible
-from tfrecord_io.format.examples import encode, encode_labels
+from tfrecord_io.format.examples import HASH_LENGTH, encode, encode_labels
 from tfrecord_io.format.groups import believe, group_images
 from tfrecord_io.format.manifest import Manifest
-from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.stores.folder import Folder
 
 #: Largest number of different bits in the hashes of a proposed pair. In the real sample, copies

@@ -7,14 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from PIL import Image
-
 from tfrecord_io.terminal.flags import check, flag
 
-#: Pillow's filters by the value of --resize. All of them antialias when they reduce a picture.
-RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
-    name: Image.Resampling[name.upper()] for name in ("bilinear", "bicubic", "lanczos", "box")
-}
+#: Pillow's filters, in lower case. All of them antialias when they reduce a picture.
+RESIZE_FILTERS = ("bilinear", "bicubic", "lanczos", "box")
 
 #: What becomes of a picture of another shape than the stored one, and what it is then called.
 FITS: Mapping[str, str] = {"stretch": "stretched", "pad": "padded"}
@@ -49,7 +45,7 @@ class Preprocessing:
     width: int = 224
     channels: int = flag(1, "1 for grey, 3 for RGB", choices=(1, 3))
     resize: str = flag(
-        "bilinear", "resize filter, always with antialiasing", choices=tuple(RESIZE_FILTERS)
+        "bilinear", "resize filter, always with antialiasing", choices=RESIZE_FILTERS
     )
     window: tuple[float, float] | None = flag(
         None,

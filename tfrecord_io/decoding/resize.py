@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from tfrecord_io.decoding.options import RESIZE_FILTERS, Preprocessing
+from tfrecord_io.decoding.options import Preprocessing
 
 try:
     _kernel: Any = importlib.import_module("tfrecord_io.decoding._resize")
@@ -63,7 +63,8 @@ def _by_pillow(
     image: Image.Image, box: tuple[int, int, int, int], preprocessing: Preprocessing
 ) -> Image.Image:
     left, top, right, bottom = box
-    resized = image.resize((right - left, bottom - top), RESIZE_FILTERS[preprocessing.resize])
+    how = Image.Resampling[preprocessing.resize.upper()]
+    resized = image.resize((right - left, bottom - top), how)
     if preprocessing.fit == "stretch":
         return resized
     padded = Image.new(image.mode, (preprocessing.width, preprocessing.height))

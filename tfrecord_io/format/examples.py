@@ -21,11 +21,13 @@ import pyarrow.parquet as pq
 from tfrecord_io.format.groups import COPY_OF, SOURCES, Groups
 from tfrecord_io.format.kinds import LabelKind, OneClass
 from tfrecord_io.format.manifest import Manifest, ManifestError
-from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.stores.folder import Folder
 
 #: The table, and the file with its SHA-256, see `descriptions.croissant`.
 FILE_NAME, CROISSANT_FILE = "examples.parquet", "croissant.json"
+
+#: Length of a perceptual hash in bytes, see `side_facts`.
+HASH_LENGTH = 32
 
 #: Columns of every table. The hashes are XXH3-128: they show whether two files or two pictures are
 #: the same, but do not protect against an adversary. A frame of a file with several has no hash of

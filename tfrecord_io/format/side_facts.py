@@ -11,9 +11,7 @@ import numpy as np
 from PIL import Image
 
 from tfrecord_io.decoding.augment import WHITE
-
-#: Length of a perceptual hash in bytes.
-HASH_LENGTH = 32
+from tfrecord_io.format.examples import HASH_LENGTH
 
 # Rows and columns of the thumbnail from which the hash is computed.
 _SIDE = 32

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import numpy as np
-import psutil
 
 from tfrecord_io.format import schema
 from tfrecord_io.format.manifest import ManifestError
@@ -127,7 +126,7 @@ def make_batches(
             "smaller batch_size, or finite epochs without drop_remainder"
         )
     batches = Batches(dataset, order, chosen, start_step, with_keys, prefetch)
-    memory = psutil.virtual_memory().total
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if (needed := batches.most_examples * dataset.layout.stride) > memory:
         raise ValueError(
             f"a batch of {batches.most_examples:,} examples takes {needed / 1e9:.1f} GB, but this "

@@ -28,7 +28,7 @@ import mmap
 import os
 import re
 import shutil
-import socket
+import subprocess
 import sys
 import threading
 import time
@@ -36,7 +36,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.reading.order import check_type
@@ -310,5 +309,6 @@ def _boot_id() -> bytes:
     if _BOOT_ID.exists():
         name = _BOOT_ID.read_bytes().strip()
     else:
-        name = f"{psutil.boot_time()} {socket.gethostname()}".encode()
+        booted = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, check=True)
+        name = booted.stdout.strip()  # macOS
     return name[:_HEADER_LENGTH].ljust(_HEADER_LENGTH)

@@ -18,11 +18,10 @@ import pyarrow.compute as pc
 import tfrecord_io
 from tfrecord_io.auditing.twins import MIN_SIDE
 from tfrecord_io.format import examples
-from tfrecord_io.format.examples import HASH, IDENTITY, SITE
+from tfrecord_io.format.examples import HASH, HASH_LENGTH, IDENTITY, SITE
 from tfrecord_io.format.groups import Groups
 from tfrecord_io.format.hashing import draw, hash_names
 from tfrecord_io.format.manifest import STATISTICS_SPLIT, Manifest, ManifestError
-from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.errors import UserError

@@ -19,6 +19,7 @@ from tfrecord_io.auditing import twins
 from tfrecord_io.format.examples import (
     GROUP,
     HASH,
+    HASH_LENGTH,
     IDENTITY,
     SEEN_FILE_NAME,
     SEEN_ORIGIN,
@@ -26,7 +27,6 @@ from tfrecord_io.format.examples import (
 )
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.person import Person
-from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.spelling import one_form

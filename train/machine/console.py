@@ -110,8 +110,8 @@ def check_backend(backend: str) -> None:
     if importlib.util.find_spec(backend) is None:
         extra = "train" if backend == "tensorflow" else "jax"
         raise UserError(
-            f"{backend}, on which Keras is to run, is not installed; run pip install '.[{extra}]' "
-            "in the clone of this project, or name another backend with KERAS_BACKEND"
+            f"{backend}, on which Keras is to run, is not installed; run pip install "
+            f"'scan-tfrecords[{extra}]', or name another backend with KERAS_BACKEND"
         )
 
 

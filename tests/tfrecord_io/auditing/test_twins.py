@@ -7,7 +7,8 @@ from planted_scans import LOOK_ALIKES, brightened, full_scan, pixels, saved_agai
 
 from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.twins import MAX_DISTANCE, detail, find_pairs, min_similarity
-from tfrecord_io.format.side_facts import HASH_LENGTH, perceptual_hash, side_facts, thumbnails
+from tfrecord_io.format.examples import HASH_LENGTH
+from tfrecord_io.format.side_facts import perceptual_hash, side_facts, thumbnails
 
 WAVES_HASH = "2f2e1c8b161349096244a9a5271ebfc6dee94416a863263ce5861356878f6aaf"
 
