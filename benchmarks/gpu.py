@@ -13,15 +13,13 @@ of it on a CPU. Three ways of feeding the same compiled step take turns, and med
 
 Each measurement is a process of its own, so that one that fails (memory) costs its row alone, and
 a peak of memory is of one network. These steps are bare: no augmentation, SGD, one output. Those
-"as trained" have all defaults; what they have more is timed by itself, too: augmentation, MixUp,
-optimizer and the average of the weights.
+"as trained" have all defaults.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
@@ -29,12 +27,10 @@ import itertools
 import json
 import os
 import platform
-import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -56,7 +52,6 @@ with console.hide_native_noise():
     from tfrecord_io.decoding.preprocess import decode_image
     from tfrecord_io.stores.ahead import map_ahead
     from train.data import augmentation
-    from train.networks.models import Network
     from train.training import callbacks, timing
     from train.training.config import TrainConfig
     from train.training.session import Session, session_of
@@ -64,7 +59,6 @@ with console.hide_native_noise():
 
 MODELS = ("small_resnet", "efficientnet_lite0", "vgg16", "resnet50")
 WAYS = ("device", "reader", "decode")
-PARTS = ("augmentation", "MixUp", "optimizer", "average")
 
 #: ResNet-50 in mixed precision on one A100, images/s. Source: NVIDIA's DeepLearningExamples,
 #: the tables of TensorFlow and MXNet.
@@ -163,7 +157,6 @@ def measure_backend(backend: str, arguments: argparse.Namespace) -> dict[str, An
             }
             for model, number in itertools.product(arguments.models, replicas)
         ],
-        "resume": measure("resume"),
     }
 
 
@@ -293,72 +286,14 @@ def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> d
 
 
 def measure_trained(arguments: argparse.Namespace, model: str, replicas: str) -> dict[str, Any]:
-    """Returns the time of a step with all defaults, and on one device that of its parts."""
+    """Returns the time of a step with all defaults."""
     num_steps, num_rounds = arguments.steps, arguments.rounds
     given = session_on(arguments, model, int(replicas), {})
-    session, network, steps = timing.prepare_steps(given, num_steps=(num_rounds + 1) * num_steps)
+    session, _, steps = timing.prepare_steps(given, num_steps=(num_rounds + 1) * num_steps)
     batch = next(steps.iterate(session.training_batches(0)))
     device = {"device": itertools.repeat(batch)}
     times = timing.time_rounds(steps, device, num_steps=num_steps, num_rounds=num_rounds)
-    found: dict[str, Any] = {"step_ms": 1000 * times["device"][0] / num_steps}
-    if replicas == "1":
-        images, labels, _, draws = batch
-        variants = {
-            "augmentation": {"mixup": 0.0},
-            "MixUp": {},
-            "optimizer": {"ema_decay": 0.0},
-            "average": {},
-        }
-        for name, settings in variants.items():
-            changed = session.plan.config.replace(**settings)
-            part = dataclasses.replace(
-                session, plan=dataclasses.replace(session.plan, config=changed)
-            )
-            if name in ("augmentation", "MixUp"):
-                function, values = functools.partial(part.lesson.prepare), (images, labels, draws)
-            else:
-                function, values = updating(part, network)
-            found.setdefault("parts_ms", {})[name] = time_function(function, values, num_steps)
-        for whole, first in (("MixUp", "augmentation"), ("average", "optimizer")):
-            found["parts_ms"][whole] -= found["parts_ms"][first]
-    return found
-
-
-def updating(session: Session, network: Network) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Returns a function that updates the weights of a network, and its arguments."""
-    variables = network.logits.trainable_variables
-    optimizer = session.training_steps(network).optimizer
-    values = [variable.value for variable in variables]
-    if session.devices.backend == "jax":
-        state = [variable.value for variable in optimizer.variables]
-        return optimizer.stateless_apply, (state, values, values)
-    return lambda *gradients: optimizer.apply(gradients, variables), tuple(map(_tensor, values))
-
-
-def _tensor(value: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.convert_to_tensor(value)
-
-
-def time_function(function: Callable[..., Any], values: tuple[Any, ...], num_calls: int) -> float:
-    """Returns the milliseconds of a call of a function that XLA compiles."""
-    if os.environ["KERAS_BACKEND"] == "jax":
-        import jax
-
-        compiled = jax.jit(function)
-    else:
-        import tensorflow as tf
-
-        # Without XLA, as optimizers of a step are.
-        is_input = isinstance(function, functools.partial)
-        compiled = tf.function(function, autograph=False, jit_compile=is_input)
-    wait_for(compiled(*values))
-    started = time.perf_counter()
-    for _ in range(num_calls):
-        results = compiled(*values)
-    wait_for(results)
-    return 1000 * (time.perf_counter() - started) / num_calls
+    return {"step_ms": 1000 * times["device"][0] / num_steps}
 
 
 def decoded(arguments: argparse.Namespace, session: Session, steps: Steps) -> Any:
@@ -397,52 +332,11 @@ def decoded(arguments: argparse.Namespace, session: Session, steps: Steps) -> An
     return steps.iterate(dataset.prefetch(2))
 
 
-def measure_resume(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns how far a run that was killed and went on ends from one that was not."""
-    folder = Path(arguments.work) / f"resume-{os.environ['KERAS_BACKEND']}"
-    shutil.rmtree(folder, ignore_errors=True)
-    num_images = min(arguments.num_images, 1024)
-    records = draw_records(
-        Path(arguments.work) / f"records-{num_images}-{arguments.image_size}",
-        num_images,
-        image_shape(arguments),
-    )
-    flags = ["--data", records, "--model", arguments.models[0], "--weights=none", "--epochs=2"]
-    flags += ["--replica_batch_size=16", "--devices=1", "--checkpoint_seconds=0"]
-    variables = {}
-    # Sums in an order that is the same each time.
-    if os.environ["KERAS_BACKEND"] == "jax":
-        options = os.environ.get("XLA_FLAGS", "")
-        variables["XLA_FLAGS"] = f"{options} --xla_gpu_deterministic_ops=true".strip()
-    else:
-        flags.append("--deterministic")
-
-    def start(name: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, ROOT / "train" / "run.py", *flags, "--workdir", folder / name]
-        return subprocess.Popen(command, env=environment(**variables), stdout=subprocess.DEVNULL)
-
-    folder.mkdir(parents=True)
-    if start("whole").wait():
-        raise RuntimeError("the undisturbed run failed")
-    process = start("killed")
-    while process.poll() is None and not (folder / "killed" / "checkpoint.npz").exists():
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    was_killed = process.wait() == -signal.SIGKILL
-    if start("killed").wait():
-        raise RuntimeError("the run that was killed did not go on")
-    with np.load(folder / "whole/best.npz") as whole, np.load(folder / "killed/best.npz") as other:
-        names = [name for name in whole.files if name.startswith("model/")]
-        differences = [float(np.abs(whole[name] - other[name]).max()) for name in names]
-    return {"was_killed": was_killed, "largest_difference": max(differences)}
-
-
 _MEASUREMENTS = {
     "devices": measure_devices,
     "input": measure_input,
     "model": measure_model,
     "trained": measure_trained,
-    "resume": measure_resume,
 }
 
 
@@ -463,23 +357,17 @@ def describe(result: dict[str, Any], arguments: argparse.Namespace) -> str:
             f"{one['cpu_cores']:.2f} CPU cores; {one['import_to_first_batch_seconds']:.2f} s from "
             "the import to the first batch."
         )
-    resumed = result["resume"]
-    if "failed" not in resumed:
-        lines.append(
-            "A run that was killed and went on: largest difference of a weight "
-            f"{resumed['largest_difference']:g}."
-        )
     lines += [
         "",
         "| network | devices | step, ms | device, images/s | reader | decode "
         "| input wait | first step, s | device memory, MB "
-        "| as trained | augmentation, ms | MixUp | optimizer | average |",
-        "| --- |" + " --- |" * 13,
+        "| as trained |",
+        "| --- |" + " --- |" * 9,
     ]
     for row in result["models"]:
         head = f"| {row['model']} | {row['replicas']} |"
         if "failed" in row:
-            lines.append(f"{head} failed: {row['failed']} |" + " |" * 11)
+            lines.append(f"{head} failed: {row['failed']} |" + " |" * 7)
             continue
         speeds = row["images_per_second"]
         ratios = " | ".join(
@@ -489,7 +377,7 @@ def describe(result: dict[str, Any], arguments: argparse.Namespace) -> str:
         lines.append(
             f"{head} {row['step_ms']:.1f} | {speeds['device']:,.0f} | {ratios} "
             f"| {row['input_wait_share']['reader']:.2%} | {row['first_step_seconds']:.1f} "
-            f"| {memory} |{_as_trained(row)}"
+            f"| {memory} | {_as_trained(row)} |"
         )
     lines.append(
         "\nas trained: with all defaults; it, reader and decode: as shares of the "
@@ -501,11 +389,7 @@ def describe(result: dict[str, Any], arguments: argparse.Namespace) -> str:
 
 def _as_trained(row: dict[str, Any]) -> str:
     trained = row["as_trained"]
-    if "failed" in trained:
-        return f" failed: {trained['failed']} |" + " |" * 4
-    parts = trained.get("parts_ms", {})
-    shown = [f"{parts[name]:.2f}" if name in parts else "" for name in PARTS]
-    return f" {row['step_ms'] / trained['step_ms']:.3f} | {' | '.join(shown)} |"
+    return "failed" if "failed" in trained else f"{row['step_ms'] / trained['step_ms']:.3f}"
 
 
 if __name__ == "__main__":

@@ -1,21 +1,17 @@
-"""How well and how fast are near duplicates found?
+"""How well are near duplicates found?
 
     python benchmarks/near_duplicates.py --input kermany2018-sample.zip
     python benchmarks/near_duplicates.py --input SCANS --sizes 32 48 64 96 128 224 --num_copied 150
-    python benchmarks/near_duplicates.py --input kermany2018-sample.zip --search 100000 1000000
 
-The first two commands measure recall on copies of scans, and precision on all pairs of different
-scans, with the functions of the build and the audit; the thresholds come from them. The third adds
-one copy of each real scan to many other hashes and times the search for the copies. SCANS is the
-sample, or a folder that the synthetic source wrote.
+It measures recall on copies of scans, and precision on all pairs of different scans, with the
+functions of the build and the audit; the thresholds come from it. SCANS is the sample, or a folder
+that the synthetic source wrote.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import resource
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +22,7 @@ from PIL import Image
 from tfrecord_io.auditing import twins
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
-from tfrecord_io.format import examples, side_facts
+from tfrecord_io.format import side_facts
 
 Change = Callable[[Image.Image], Image.Image]
 
@@ -143,56 +139,6 @@ def report(names: list[str], files: list[bytes], size: int, num_copied: int) -> 
               f"similarity {alike[pair]:.2f}")  # fmt: skip
 
 
-def crowd(files: list[bytes], num_hashes: int) -> np.ndarray:
-    """Returns hashes of real scans, each moved, stretched, sheared and perhaps mirrored at random.
-
-    Args:
-        files: the scans, as image files.
-        num_hashes: number of hashes.
-    """
-    random = np.random.default_rng(0)
-    small = []
-    for data in files:
-        with Image.open(io.BytesIO(data)) as image:
-            small.append(image.convert("L").resize((64, 64), Image.Resampling.BOX))
-    hashes = np.empty((num_hashes, examples.HASH_LENGTH), np.uint8)
-    for number in range(num_hashes):
-        image = small[number % len(small)]
-        if random.random() < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        shear = random.uniform(-0.15, 0.15)
-        stretch_x, stretch_y = random.uniform(0.8, 1.1, 2)
-        move_x, move_y = random.uniform(-14, 14, 2)
-        moved = image.transform(
-            (32, 32),
-            Image.Transform.AFFINE,
-            (2 * stretch_x, shear, move_x, shear, 2 * stretch_y, move_y),
-            Image.Resampling.BILINEAR,
-        )
-        (hashes[number],) = side_facts.perceptual_hash(np.asarray(moved)[None])
-    return hashes
-
-
-def report_search(files: list[bytes], sizes: list[int]) -> None:
-    """Prints the time and the recall of a search for planted copies among other hashes."""
-    random = np.random.default_rng(1)
-    copies = [copy_of(data, *COPIES[random.integers(len(COPIES))][1:]) for data in files]
-    planted = Pictures([*files, *copies], 224).hashes
-    print("| hashes | seconds | planted pairs found | pairs proposed | memory added, MB |")
-    print("| --- | --- | --- | --- | --- |")
-    for size in sizes:
-        hashes = np.concatenate([planted, crowd(files, size - len(planted))])
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        start = time.perf_counter()
-        pairs, _, _ = twins.find_pairs(hashes)
-        seconds = time.perf_counter() - start
-        added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        found = set(map(tuple, pairs.tolist()))
-        hits = sum((row, row + len(files)) in found for row in range(len(files)))
-        print(f"| {size:,} | {seconds:.1f} | {hits:,} of {len(files):,} | {len(pairs):,} | "
-              f"{added:.0f} |", flush=True)  # fmt: skip
-
-
 def read_scans(path: Path, most: int) -> tuple[list[str], list[bytes]]:
     """Returns names and contents of the scans in the sample archive or in a folder."""
     if path.is_dir():
@@ -215,12 +161,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=[224], help="stored sizes [224]")
     parser.add_argument("--num_images", type=int, default=1_000_000, help="most scans to use")
     parser.add_argument("--num_copied", type=int, default=1_000_000, help="most scans to copy")
-    parser.add_argument("--search", type=int, nargs="*", help="search so many hashes instead")
     args = parser.parse_args()
     names, files = read_scans(Path(args.input), args.num_images)
-    if args.search:
-        report_search(files, args.search)
-        return
     for size in args.sizes:
         report(names, files, size, args.num_copied)
 

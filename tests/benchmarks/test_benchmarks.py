@@ -36,15 +36,11 @@ def write_sample(path, num_images):
     ("command", "shown"),
     [
         ("build_speed.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
-        ("augment_cost.py --backend tensorflow --batch_size 4 --image_size 32", "of the bare step"),
         ("resize_speed.py --sample sample.zip --rounds 1 --num_shapes 9", "0 of 9 random pictures"),
         ("build_memory.py --sample sample.zip --num_images 20 40", "ratios, 40 to 20 images"),
         ("near_duplicates.py --input sample.zip --num_images 6", "promised"),
-        ("near_duplicates.py --input sample.zip --search 200", "200"),
         ("near_duplicates.py --input sample.zip --sizes 28 64 --num_copied 2", "for: 0.93"),
         ("read_speed.py --ways mmap tfrecord --rounds 1 --seconds 0.1", "mmap / tfrecord"),
-        ("plan_scale.py --num_images 2000", "2,000"),
-        ("dicom_speed.py --sample sample.zip --num_images 8 --repeats 1", "JPEG 2000"),
         (
             "interval_coverage.py --num_groups 20 --num_samples 2 --num_permutations 1",
             "| 20 | 1.5 |",
@@ -59,13 +55,11 @@ def test_a_benchmark_runs_on_a_small_scale(folder, command, shown):
 @pytest.mark.timeout(900)
 def test_what_is_measured_on_a_gpu_runs_on_a_cpu(folder):
     backend = "jax" if find_spec("jax") else "tensorflow"
-    check(folder, f"gpu.py --quick --backend {backend}", "largest difference of a weight 0.")
+    check(folder, f"gpu.py --quick --backend {backend}", "| convnet | 1 |")
     (result,) = json.loads((folder / "gpu.json").read_text())["backends"]
     (row,) = result["models"]
     assert set(row["images_per_second"]) == {"device", "reader", "decode"}
     assert row["as_trained"]["step_ms"] > 0
-    assert set(row["as_trained"]["parts_ms"]) == {"augmentation", "MixUp", "optimizer", "average"}
-    assert result["resume"]["was_killed"]
 
 
 def check(folder, command, shown):
