@@ -1,0 +1,120 @@
+"""Which share of small faults the tests catch in four modules on which a dataset's truth depends.
+
+    pip install cosmic-ray
+    python benchmarks/mutants.py --mutants 200
+
+Each mutant is one change of the module by cosmic-ray, such as another comparison, in a copy of the
+repository. Changes of annotations and docstrings alone are left out. A mutant that no test catches
+is printed as a difference; some of them change nothing that can be seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import itertools
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from cosmic_ray import plugins
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+
+ROOT = Path(__file__).resolve().parents[1]
+#: The tests of each module; the ones that fail soonest stand first.
+TESTS = {
+    "pipelines/planning/splits.py": ("tests/pipelines/planning",),
+    "tfrecord_io/reading/order.py": ("tests/tfrecord_io/reading/test_order.py",),
+    "tfrecord_io/auditing/leak_checks.py": ("tests/tfrecord_io/auditing",),
+    "tfrecord_io/stores/replace.py": (
+        "tests/tfrecord_io/stores/test_replace.py",
+        "tests/pipelines/stores",
+    ),
+}
+#: Seconds after which a mutant that loops for ever counts as caught.
+LIMIT = 300
+
+
+def mutants(code: str, seed: int) -> Iterator[str]:
+    """Yields, in a drawn order, sources that differ from `code` in one change of what it does."""
+    nodes = list(ast_nodes(get_ast(code)))
+    operators = [plugins.get_operator(name) for name in plugins.operator_names()]
+    changes = [
+        (operator(), occurrence)
+        for operator in operators
+        if not operator.arguments()
+        for occurrence in range(sum(len([*operator().mutation_positions(n)]) for n in nodes))
+    ]
+    random.Random(seed).shuffle(changes)
+    original = _without_annotations(code)
+    for operator, occurrence in changes:
+        mutant = mutate_code(code, operator, occurrence)
+        if mutant is not None and _without_annotations(mutant) not in (None, original):
+            yield mutant
+
+
+def _without_annotations(code: str) -> str | None:
+    """Returns the syntax tree without annotations; None if there is none, as after `{**other}`."""
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:
+        return None
+    for node in ast.walk(tree):
+        for field in ("annotation", "returns"):
+            if getattr(node, field, None) is not None:
+                setattr(node, field, ast.Constant(None))
+    return ast.dump(tree)
+
+
+def is_caught(tree: Path, tests: tuple[str, ...]) -> bool:
+    """Returns whether a test of the tree fails."""
+    command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests)
+    try:
+        done = subprocess.run(command, cwd=tree, capture_output=True, check=False, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return True
+    return done.returncode != 0
+
+
+def main() -> None:
+    """Tries a sample of the mutants of each module, and prints what was caught."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--mutants", type=int, default=200, help="how many to try in all")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    num_caught = num_tried = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        listed = subprocess.run(("git", "ls-files"), cwd=ROOT, capture_output=True, check=True)
+        for name in listed.stdout.decode().splitlines():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+        for module, tests in TESTS.items():
+            code = (ROOT / module).read_text(encoding="utf-8")
+            if is_caught(tree, tests):
+                sys.exit(f"{module}: its tests fail without any change")
+            share, caught = chosen.mutants // len(TESTS), 0
+            sample = list(itertools.islice(mutants(code, chosen.seed), share))
+            for mutant in sample:
+                (tree / module).write_text(mutant, encoding="utf-8")
+                if is_caught(tree, tests):
+                    caught += 1
+                    continue
+                lines = difflib.unified_diff(
+                    code.splitlines(), mutant.splitlines(), n=0, lineterm=""
+                )
+                print(module, *list(lines)[2:], sep="\n", flush=True)
+            (tree / module).write_text(code, encoding="utf-8")
+            print(f"{module}: {caught} of {len(sample)} caught", flush=True)
+            num_caught, num_tried = num_caught + caught, num_tried + len(sample)
+    print(f"{num_caught} of {num_tried} mutants caught, {num_caught / num_tried:.0%}")
+
+
+if __name__ == "__main__":
+    main()
