@@ -75,7 +75,16 @@ EXTRAS["dev"] = [
     "zensical>=0.0.73,<0.1",
 ]
 EXTRAS["flink"] = ["apache-flink-libraries>=1.19.3,<1.20"]  # for scripts/flink_cluster.py
-EXTRAS["bench"] = ["array-record", "grain", "litdata", "mosaicml-streaming", "webdataset"]
+EXTRAS["bench"] = [
+    "array-record",
+    "cosmic-ray",
+    "grain",
+    "litdata",
+    "mosaicml-streaming",
+    "opencv-python-headless",
+    "simplejpeg",
+    "webdataset",
+]
 
 # In the archive that Beam makes for its workers; see `SourceArchive`.
 IS_WORKER = HERE / "requires_build"
@@ -111,7 +120,6 @@ setup(
         "tfrecord_io": ["py.typed"],
         "tfrecord_io.pages": ["*.jinja"],
         "train": ["py.typed"],
-        "train.extras": ["*.jinja"],
     },
     # Without a C compiler the install goes on, and Pillow resizes. One build is for Python 3.11 to
     # 3.13.
