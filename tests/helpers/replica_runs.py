@@ -19,18 +19,15 @@ def losses(config: TrainConfig) -> dict[str, object]:
     """Returns the loss of each step, the number of graphs built, and predictions."""
     session = session_of(config)
     plan, devices = session.plan, session.devices
-    config, num_steps = plan.config, plan.steps_after[-1]
+    num_steps = plan.steps_after[-1]
     network = session.build_network("float32")
     steps = session.training_steps(network)
     batches = steps.iterate(session.training_batches(0))
     sums, counts = [], []
-    done = 0
-    while done < num_steps:
-        here = min(config.loop.steps_per_execution, num_steps - done)
-        results = steps.train(batches, here)
-        sums += results.totals[:, 0].tolist()
-        counts += results.totals[:, 2].tolist()
-        done += here
+    for step in range(num_steps):
+        results = steps.train(batches, half_size=step < plan.num_half_size_steps)
+        sums.append(float(results.totals[0]))
+        counts.append(float(results.totals[2]))
     steps.sync()
     with averaged_weights(steps.optimizer, network.logits.trainable_variables):
         probabilities, _ = steps.predict(session.evaluation_batches(plan.parts.test))
@@ -38,7 +35,7 @@ def losses(config: TrainConfig) -> dict[str, object]:
         "replicas": devices.num_replicas,
         "losses": [total / count for total, count in zip(sums, counts, strict=True)],
         "counts": counts,
-        "num_traces": steps.num_traces,
+        "num_traces": max(steps.num_traces.values()),
         "probabilities": probabilities.tolist(),
     }
 

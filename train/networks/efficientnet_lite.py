@@ -45,12 +45,13 @@ _STAGES = (
 _STEM, _HEAD = 32, 1280  # filters, the same in all variants
 
 
-def efficientnet_lite(name: str, shape: tuple[int, int, int], *, pretrained: bool) -> keras.Model:
+def efficientnet_lite(name: str, *, pretrained: bool) -> keras.Model:
     """Returns a network without its top: RGB scaled by (x - 127) / 128 → the last feature map.
+
+    The images can have any height and width.
 
     Args:
         name: `efficientnet_lite0`, `1` or `2`.
-        shape: (height, width, 3) of the images.
         pretrained: whether it has ImageNet's weights; else they are random.
 
     Raises:
@@ -70,7 +71,7 @@ def efficientnet_lite(name: str, shape: tuple[int, int, int], *, pretrained: boo
             filters, size, strides=stride, padding="same", use_bias=False, name=name
         )
 
-    images = features = keras.Input(shape, name="rgb")
+    images = features = keras.Input((None, None, 3), name="rgb")
     features = normalized(conv(_STEM, 3, 2, "stem"), features)
     number = 0
     for stage, (num_blocks, size, first_stride, expansion, filters) in enumerate(_STAGES):

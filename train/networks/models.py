@@ -83,7 +83,10 @@ def build_network(
     Raises:
         UserError: if the images do not suit the network or the weights cannot be loaded.
     """
-    pixels = keras.Input(stored.shape, dtype="float32", name="pixels")
+    # The layers of these networks take images of any size, so training may begin with smaller ones.
+    *sides, channels = stored.shape
+    sides = [None, None] if options.model in LITE_MODELS else sides
+    pixels = keras.Input((*sides, channels), dtype="float32", name="pixels")
     backbone = None
     if options.model not in OWN_MODELS:
         features, backbone = _backbone(pixels, options)
@@ -261,7 +264,7 @@ def _backbone(features, options: NetworkOptions):
     shape, pretrained = (height, width, 3), options.initial_weights == "imagenet"
     if options.model in LITE_MODELS:
         features = scale(features, "lite")
-        backbone = efficientnet_lite(options.model, shape, pretrained=pretrained)
+        backbone = efficientnet_lite(options.model, pretrained=pretrained)
     else:
         features = scale(features, APPLICATIONS[options.model][1])
         backbone = _application(options.model, shape, pretrained=pretrained)

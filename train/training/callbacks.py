@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import resource
 import signal
 import sys
@@ -57,17 +56,15 @@ class EpochMeter:
         self._timed = np.zeros(4)
 
     def add(self, results: StepResults, seconds: float, *, timed: bool) -> None:
-        """Adds the results of some steps and their seconds, including the wait for input.
+        """Adds the results of a step and its seconds, including the wait for input.
 
-        Steps that included tracing a graph are not `timed`: they do not count for the speed.
+        A step that included tracing a graph is not `timed`: they do not count for the speed.
         """
         # Summing float64 in order gives a resumed epoch the same bits.
-        for row in results.totals:
-            self._sums += row
+        self._sums += results.totals
         self.seconds += seconds
         if timed:
-            num_examples = results.totals[:, 2].sum()
-            self._timed += num_examples, len(results.totals), seconds, results.wait_seconds
+            self._timed += results.totals[2], 1, seconds, results.wait_seconds
 
     def totals(self) -> dict[str, float]:
         """Returns the sums that a checkpoint stores of an unfinished epoch."""
@@ -82,7 +79,7 @@ class EpochMeter:
 
         Returns:
             `images_per_second`, `step_ms` and `input_wait_share` (of the time, 0 to 1). All are
-            None if no step was timed; the share is also None if the graph cannot read a clock.
+            None if no step was timed.
         """
         num_examples, num_steps, seconds, waited = self._timed.tolist()
         if not seconds:
@@ -90,7 +87,7 @@ class EpochMeter:
         return {
             "images_per_second": num_examples / seconds,
             "step_ms": 1000 * seconds / num_steps,
-            "input_wait_share": None if math.isnan(waited) else waited / seconds,
+            "input_wait_share": waited / seconds,
         }
 
 

@@ -69,9 +69,6 @@ class LoopOptions:
         "last epoch is usually as good",
         choices=("last", "val_loss", "val_accuracy"),
     )
-    steps_per_execution: int = flag(
-        1, "steps that the graph runs per call from Python", least=1, is_operational=True
-    )
     checkpoint_seconds: float = flag(
         120.0, "seconds between checkpoints within an epoch", least=0, is_operational=True
     )

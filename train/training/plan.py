@@ -17,9 +17,12 @@ from train.data.options import InputOptions
 from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.machine.devices import Devices
-from train.networks.options import OWN_MODELS, TUTORIAL_MODELS, NetworkOptions
+from train.networks.options import LITE_MODELS, OWN_MODELS, TUTORIAL_MODELS, NetworkOptions
 from train.results.options import MeasurePlan
 from train.training.config import TrainConfig
+
+# Pixels a side from which on ImageNet's weights are worth their time.
+_LEAST_SIDE = 96
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,6 +73,11 @@ class Plan:
         ]
 
     @property
+    def num_half_size_steps(self) -> int:
+        """The number of steps, the first ones, that train on images of half the size."""
+        return round((self.config.augmentation.half_size or 0.0) * self.steps_after[-1])
+
+    @property
     def fitted_part(self) -> Part | None:
         """The part to which temperature and thresholds are fitted; None for none of them."""
         # What is reported of a part must not be fitted to it.
@@ -101,7 +109,7 @@ def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
         class_weights=task.class_weights(data.label_counts(parts.train), num_examples, power),
         measures=measures,
         usual_epochs=usual_epochs(num_examples, config.network.fine_tunes),
-        config=with_decisions(config, num_examples, devices),
+        config=with_decisions(config, manifest.image_shape, num_examples, devices),
     )
 
 
@@ -127,12 +135,14 @@ def with_model(config: TrainConfig, image_shape: tuple[int, int, int]) -> TrainC
     if network.model:
         return config
     is_own = network.normalize or network.weights == "none"
-    if is_own or min(sides) < 96 or channels not in (1, 3):
+    if is_own or min(sides) < _LEAST_SIDE or channels not in (1, 3):
         return config.replace(model="small_resnet")
     return config.replace(model="efficientnet_lite0")
 
 
-def with_decisions(config: TrainConfig, num_examples: int, devices: Devices) -> TrainConfig:
+def with_decisions(
+    config: TrainConfig, image_shape: tuple[int, int, int], num_examples: int, devices: Devices
+) -> TrainConfig:
     """Returns the configuration with every open decision made, for a training split.
 
     The learning rates of the result are already scaled by the number of replicas, and
@@ -161,6 +171,7 @@ def with_decisions(config: TrainConfig, num_examples: int, devices: Devices) -> 
         "warmup_steps": warmup_steps,
         # An average with this decay covers about 1 / (1 - decay) steps.
         "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
+        "half_size": _half_size(network, image_shape, devices),
         **usual,
     }
     fields = config.to_dict()
@@ -187,6 +198,11 @@ def _require_suited(config: TrainConfig, devices: Devices, usual_rate: float) ->
             "epochs, at --lr; remove them"
         )
     is_exchanging = network.model == "small_resnet" and exchange_statistics(devices)
+    if config.augmentation.half_size and network.model not in LITE_MODELS:
+        raise UserError(
+            f"--half_size is for {', '.join(LITE_MODELS)}: other networks take images of one size; "
+            "leave it out"
+        )
     if config.devices.jit_compile and is_exchanging:
         raise UserError(
             "--jit_compile: the replicas of this network exchange statistics within a step, which "
@@ -230,6 +246,19 @@ def _suited_to(network: NetworkOptions) -> dict[str, Any]:
     if network.model in OWN_MODELS:
         usual["normalize"] = "unit" if is_tutorial else "data"
     return usual
+
+
+def _half_size(
+    network: NetworkOptions, image_shape: tuple[int, int, int], devices: Devices
+) -> float:
+    """Returns the usual share of the steps that train on images of half the size.
+
+    A GPU needs longer to compile a second step than the smaller images save.
+    Source: Howard and Gugger 2020, "fastai: a layered API for deep learning", progressive resizing.
+    """
+    is_large = min(image_shape[:2]) >= 2 * _LEAST_SIDE
+    is_suited = network.model in LITE_MODELS and network.fine_tunes
+    return 0.7 if is_suited and is_large and not devices.on_gpu else 0.0
 
 
 def exchange_statistics(devices: Devices) -> bool:

@@ -11,9 +11,9 @@ the examples among replicas gives the same result.
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 
 
 class StepResults(NamedTuple):
-    """The results of some steps, one row a step, summed over all replicas.
+    """The results of a step, summed over all replicas.
 
     Attributes:
-        totals: float32 [num_steps, 3]: cross-entropy in nats, summed over the examples; examples
+        totals: float32 [3]: cross-entropy in nats, summed over the examples; examples
             whose likeliest class is theirs (of several labels, the share that is right counts);
             examples.
-        wait_seconds: time spent waiting for input, in all steps together; NaN where no clock
-            can be read (`deterministic` on TensorFlow).
+        wait_seconds: time spent waiting for input.
     """
 
     totals: np.ndarray
@@ -64,15 +63,17 @@ class Lesson:
     augmentation: AugmentOptions
     pixels: Pixels
 
-    def prepare(self, images, labels, draws):
+    def prepare(self, images, labels, draws, *, half_size=False):
         """Returns augmented, mixed images (float32, 0..255) and mixed labels of a replica.
 
         Args:
             images: [batch, height, width, channels], as stored.
             labels: float32 [batch, num_classes], of 0 and 1.
             draws: float32 [batch, augmentation.NUM_DRAWS].
+            half_size: whether the result has half of the height and width, see `halve`.
         """
         changes = self.augmentation
+        images = augmentation.halve(images) if half_size else images
 
         def change(images, draws):
             if changes.augment:
@@ -121,7 +122,8 @@ class Steps(abc.ABC):
 
     Attributes:
         optimizer: of the layers that train; None if the steps only predict.
-        num_traces: how often the training graph was built; more than once wastes time and memory.
+        num_traces: how often the training graph of each size of images was built; more than once
+            wastes time and memory.
     """
 
     network: Network
@@ -129,7 +131,9 @@ class Steps(abc.ABC):
     lesson: Lesson
     options: DeviceOptions
     optimizer: Any = None
-    num_traces: int = dataclasses.field(default=0, init=False)
+    num_traces: collections.Counter[bool] = dataclasses.field(
+        default_factory=collections.Counter, init=False
+    )
 
     @abc.abstractmethod
     def __post_init__(self) -> None:
@@ -140,8 +144,8 @@ class Steps(abc.ABC):
         return iter(batches)
 
     @abc.abstractmethod
-    def train(self, batches: Any, num_steps: int) -> StepResults:
-        """Runs training steps on batches of `iterate`."""
+    def train(self, batches: Iterator[Any], *, half_size: bool = False) -> StepResults:
+        """Runs a training step on the next batch of `iterate`, see `Lesson.prepare`."""
 
     def sync(self) -> None:  # noqa: B027 - TensorFlow's steps change the variables themselves
         """Makes the variables of the model and the optimizer current, after steps."""
@@ -189,11 +193,13 @@ class TensorFlowSteps(Steps):
         distribute = self.devices.strategy.distribute_datasets_from_function
         return iter(distribute(lambda context: batches))
 
-    def train(self, batches: Any, num_steps: int) -> StepResults:
-        # A tensor, because each value of a Python number would build another graph.
+    def train(self, batches: Iterator[Any], *, half_size: bool = False) -> StepResults:
+        asked_at = time.perf_counter()
         with self._errors_as_raised():
-            totals, waited = self._train_function(batches, self._tf.constant(num_steps))
-        return StepResults(totals.numpy(), float(waited))
+            batch = next(batches)
+            waited = time.perf_counter() - asked_at
+            totals = self._train_function(batch, half_size=half_size)
+        return StepResults(totals.numpy(), waited)
 
     def _predict(self, batches: Any) -> Iterator[tuple[Any, Any, Any]]:
         local = self.devices.strategy.experimental_local_results
@@ -202,36 +208,16 @@ class TensorFlowSteps(Steps):
                 probabilities = self._predict_function(images)
                 yield from zip(*map(local, (probabilities, *others)), strict=True)
 
-    def _train(self, batches: Any, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _train(self, batch: Any, half_size: bool) -> tf.Tensor:
         # Runs while the graph is built, and only then.
-        self.num_traces += 1
-        tf, strategy = self._tf, self.devices.strategy
+        self.num_traces[half_size] += 1
+        strategy = self.devices.strategy
+        step = functools.partial(self._replica_step, half_size=half_size)
+        totals = strategy.run(step, args=batch)
+        return strategy.reduce(self._tf.distribute.ReduceOp.SUM, totals, axis=None)
 
-        def train_one(step, results, wait_seconds):
-            asked_at = self._now()
-            with tf.control_dependencies([asked_at]):
-                batch = next(batches)
-            with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-                wait_seconds += self._now() - asked_at
-            totals = strategy.run(self._replica_step, args=batch)
-            totals = strategy.reduce(tf.distribute.ReduceOp.SUM, totals, axis=None)
-            return step + 1, results.write(step, totals), wait_seconds
-
-        results = tf.TensorArray(tf.float32, num_steps)
-        initial = tf.constant(0), results, tf.constant(0.0, tf.float64)
-        _, results, wait_seconds = tf.while_loop(
-            lambda step, *_: step < num_steps, train_one, initial
-        )
-        return results.stack(), wait_seconds
-
-    def _now(self) -> tf.Tensor:
-        # TensorFlow refuses to read a clock when only deterministic operations are allowed.
-        if self.options.deterministic:
-            return self._tf.constant(math.nan, self._tf.float64)
-        return self._tf.timestamp()
-
-    def _replica_step(self, images, labels, weights, draws):
-        images, labels = self._prepare(images, labels, draws)
+    def _replica_step(self, images, labels, weights, draws, *, half_size):
+        images, labels = self._prepare(images, labels, draws, half_size=half_size)
         gradients, totals = self._gradients(images, labels, weights)
         # Keras sums the gradients of the replicas in here.
         self.optimizer.apply(gradients, self.network.logits.trainable_variables)
@@ -260,27 +246,23 @@ class JaxSteps(Steps):
         copy = functools.partial(jax.tree.map, jax.numpy.copy)
         self._copy = jax.jit(copy, out_shardings=copied)
         # On every device, so that each worker has all results.
-        self._train_function = jax.jit(self._train, donate_argnums=0, out_shardings=copied)
+        self._train_function = jax.jit(
+            self._train, donate_argnums=0, static_argnames="half_size", out_shardings=copied
+        )
         self._predict_function = jax.jit(self._compute_predictions, out_shardings=copied)
         self._state: tuple[list[Any], list[Any], list[Any]] | None = None
 
-    def train(self, batches: Iterator[Any], num_steps: int) -> StepResults:
+    def train(self, batches: Iterator[Any], *, half_size: bool = False) -> StepResults:
         if self._state is None:
             # Copies, because a step donates its input. They are placed as a step's results are,
             # because another placement means another trace.
             groups = self._state_variables()
             self._state = self._copy(tuple([each.value for each in group] for group in groups))
-        waited = 0.0
-        totals: list[Any] = []
-        for _ in range(num_steps):
-            asked_at = time.perf_counter()
-            batch = next(batches)
-            # While the devices work on the last step, they do not wait for input.
-            if not totals or totals[-1].is_ready():
-                waited += time.perf_counter() - asked_at
-            self._state, step_totals = self._train_function(self._state, *batch)
-            totals.append(step_totals)
-        return StepResults(np.stack(self._jax.device_get(totals)), waited)
+        asked_at = time.perf_counter()
+        batch = next(batches)
+        waited = time.perf_counter() - asked_at
+        self._state, totals = self._train_function(self._state, *batch, half_size=half_size)
+        return StepResults(self._jax.device_get(totals), waited)
 
     def _predict(self, batches: Iterator[Any]) -> Iterator[tuple[Any, Any, Any]]:
         model = self.network.model
@@ -303,11 +285,11 @@ class JaxSteps(Steps):
         model = self.network.logits
         return model.trainable_variables, model.non_trainable_variables, self.optimizer.variables
 
-    def _train(self, state, images, labels, weights, draws):
+    def _train(self, state, images, labels, weights, draws, *, half_size):
         # Runs while the function is traced, and only then.
-        self.num_traces += 1
+        self.num_traces[half_size] += 1
         trainable, other, optimizer_state = state
-        images, labels = self.lesson.prepare(images, labels, draws)
+        images, labels = self.lesson.prepare(images, labels, draws, half_size=half_size)
 
         def compute_loss(trainable, other):
             logits, other = self.network.logits.stateless_call(

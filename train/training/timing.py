@@ -35,11 +35,12 @@ def time_rounds(
     seconds: dict[str, list[float]] = {name: [] for name in sources}
     waited = dict.fromkeys(sources, 0.0)
     for source in sources.values():
-        steps.train(source, num_steps)  # builds the graph
+        steps.train(source)  # builds the graph
     for _ in range(num_rounds):
         for name, source in sources.items():
             started = time.perf_counter()
-            waited[name] += steps.train(source, num_steps).wait_seconds
+            for _ in range(num_steps):
+                waited[name] += steps.train(source).wait_seconds
             seconds[name].append(time.perf_counter() - started)
     return {
         name: (statistics.median(taken), waited[name] / sum(taken))

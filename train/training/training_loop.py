@@ -155,29 +155,27 @@ class _Training:
         progress, last_step = self.progress, self._plan.steps_after[self.progress.epoch + 1]
         meter = callbacks.EpochMeter(**progress.totals)
         while progress.step < last_step:
-            left = last_step - progress.step
-            self._train_steps(batches, min(self._config.loop.steps_per_execution, left), meter)
+            self._train_step(batches, meter)
             if progress.step < last_step:
                 self._save_if_due()
         self._end_epoch(meter)
 
-    def _train_steps(self, batches: Any, num_steps: int, meter: callbacks.EpochMeter) -> None:
-        """Runs some steps in one call, and lets all monitors see what came of them."""
-        progress = self.progress
-        # The first call of the graph also builds it, and is not timed.
-        is_warm, started = self._steps.num_traces > 0, time.monotonic()
-        results = self._steps.train(batches, num_steps)
+    def _train_step(self, batches: Any, meter: callbacks.EpochMeter) -> None:
+        """Runs a step, and lets all monitors see what came of it."""
+        progress, half_size = self.progress, self.progress.step < self._plan.num_half_size_steps
+        # The first call of a graph also builds it, and is not timed.
+        is_warm, started = self._steps.num_traces[half_size] > 0, time.monotonic()
+        results = self._steps.train(batches, half_size=half_size)
         seconds = time.monotonic() - started
-        losses = results.totals[:, 0]
-        bad = np.flatnonzero(~np.isfinite(losses))
-        if bad.size:
+        loss, num_images = float(results.totals[0]), int(results.totals[2])
+        if not math.isfinite(loss):
             raise TrainingError(
-                f"the loss is {losses[bad[0]]} at step {progress.step + 1 + bad[0]}: the weights "
+                f"the loss is {loss} at step {progress.step + 1}: the weights "
                 "went out of range before it. Lower --lr, raise --warmup_steps, or use "
                 "--precision float32. The last checkpoint is older than that step"
             )
-        progress.step += num_steps
-        if self._steps.num_traces > 1:
+        progress.step += 1
+        if self._steps.num_traces[half_size] > 1:
             raise TrainingError(
                 f"the training graph was traced again before step {progress.step}, which costs "
                 "minutes and memory; feed it tensors of one shape and dtype, and no Python numbers "
@@ -186,7 +184,7 @@ class _Training:
         meter.add(results, seconds, timed=is_warm)
         progress.totals = meter.totals()
         self._bar.set_postfix_str(f"loss {meter.means()[0]:.4f}", refresh=False)
-        self._bar.update(int(results.totals[:, 2].sum()))
+        self._bar.update(num_images)
 
     def _end_epoch(self, meter: callbacks.EpochMeter) -> None:
         progress, task, epochs = self.progress, self._plan.task, self._config.input.epochs or 0
@@ -279,6 +277,8 @@ def announce(
         f"{options.replica_batch_size} on each device; "
         f"{session.plan.steps_after[-1]:,} steps in {counted(options.epochs, 'epoch')}"
     )
+    if num_steps := session.plan.num_half_size_steps:
+        say(f"the first {num_steps:,} steps on images of half the height and width (--half_size)")
     for note in notes:
         say(printable(note))
     for alarm in alarms(manifest.audit):

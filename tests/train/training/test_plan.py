@@ -10,7 +10,7 @@ def resolve(num_examples=1000, num_replicas=1, image_shape=(28, 28, 1), **fields
     names = tuple(f"CPU:{index}" for index in range(num_replicas))
     devices = Devices(backend="tensorflow", names=names)
     config = with_model(TrainConfig.of(**fields), image_shape)
-    return with_decisions(config, num_examples, devices)
+    return with_decisions(config, image_shape, num_examples, devices)
 
 
 def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
