@@ -60,8 +60,8 @@ def measure(config: TrainConfig, replicas: int, options: BenchmarkOptions) -> di
 
     The input ratio is 1 if the input costs nothing. Raises UserError if there are fewer devices.
     """
+    from train.training.preview import prepare_steps, time_rounds
     from train.training.session import session_of
-    from train.training.timing import prepare_steps, time_rounds
 
     num_steps, num_rounds = options.steps, options.rounds
     # The batch of a replica stays, and that of all replicas grows with them.

@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from tfrecord_io.terminal.address import Address
-from train.extras import bucket, preview
+from train.extras import bucket
 from train.machine import console
 from train.machine.errors import TrainingError
 from train.training import config
@@ -32,7 +32,7 @@ def train(arguments: argparse.Namespace) -> None:
     """Trains, or looks at what a training would be."""
     workdir, chosen = arguments.workdir, config.from_arguments(arguments, bucket.open_run)
     with console.hide_native_noise():
-        from train.training import folds, trainer
+        from train.training import folds, preview, trainer
     try:
         if arguments.preview:
             return preview.preview(chosen)

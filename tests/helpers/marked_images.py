@@ -287,9 +287,9 @@ def export_untrained(folder: Path, shape: tuple[int, int, int], **fields: object
     """Writes a network with random weights as a run does; returns it and its dataset's manifest."""
     import keras
 
+    from train.networks.export import export_model
     from train.networks.models import Pixels, build_network
     from train.training.config import TrainConfig
-    from train.training.export import export_model
 
     manifest = write_marked_dataset(folder / "data", num_examples={"train": 4}, image_shape=shape)
     config = TrainConfig.of(data=str(folder / "data"), **fields)

@@ -42,12 +42,6 @@ class InputOptions:
         alias="batch_size",
         least=1,
     )
-    engine: str = flag(
-        "auto",
-        "mmap: fail where shards cannot be mapped into memory, instead of reading them slowly",
-        choices=("auto", "mmap"),
-        is_operational=True,
-    )
     cache_dir: str | None = flag(
         None,
         "for a URL: folder on a local disk that keeps what was read (default: tfrecord_io in the "
@@ -79,8 +73,7 @@ class AugmentOptions:
     augment: bool = flag(
         True,
         "mirror, warp, light and partly erase training images at random, and add noise, on the "
-        "device",
-        can_be_negated=True,
+        "device; without it a prediction is not averaged with that of the mirror image either",
     )
     augment_strength: float = flag(
         1.0, "factor for the ranges of the augmentation; 0 leaves only the mirroring", least=0
@@ -91,7 +84,6 @@ class AugmentOptions:
         "(default: 0 with pretrained weights but for vgg16, else 0.3)",
         least=0,
     )
-
     half_size: float | None = flag(
         None,
         "share of the steps, the first ones, whose images are averaged down to half of their "

@@ -30,7 +30,7 @@ def write(export: Path) -> None:
     """
     import keras
 
-    from train.training.export import answer, noise_for, require_same
+    from train.networks.export import answer, noise_for, require_same
 
     has_packages = all(map(importlib.util.find_spec, ("tf2onnx", "onnxruntime")))
     if not has_packages or keras.backend.backend() != "tensorflow":

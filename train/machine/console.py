@@ -96,6 +96,11 @@ def ended_by_interrupts() -> Iterator[None]:
         os.close(terminal)
 
 
+def warn(text: str) -> None:
+    """Prints a warning to standard error."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
 def check_backend(backend: str) -> None:
     """Refuses a backend of Keras that cannot train here.
 

@@ -15,12 +15,17 @@ import numpy as np
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.errors import UserError
-from train.data.augmentation import picture_share
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
 from train.machine.errors import TrainingError
 from train.networks.efficientnet_lite import efficientnet_lite
-from train.networks.options import APPLICATIONS, LITE_MODELS, OWN_MODELS, NetworkOptions
+from train.networks.options import (
+    APPLICATIONS,
+    LITE_MODELS,
+    OWN_MODELS,
+    TUTORIAL_MODELS,
+    NetworkOptions,
+)
 
 # An image of a single grey level has a standard deviation of 0; this avoids the division by 0.
 _LEAST_STD = 1.0
@@ -50,8 +55,8 @@ class Pixels:
 
     Attributes:
         shape: (height, width, channels).
-        statistics: of the training pixels; needed for `--normalize data`.
-        is_padded: whether `--normalize image` leaves out the padding, see `picture_ends`.
+        statistics: of the training pixels, by which small_resnet normalizes.
+        is_padded: whether pictures are padded with black, see `picture_ends`.
     """
 
     shape: tuple[int, int, int]
@@ -67,17 +72,19 @@ def build_network(
     seed: int = 0,
     task: Task = CLASSES,
     temperature: float = 1.0,
+    with_mirror: bool = True,
     synchronized: bool = False,
 ) -> Network:
     """Builds the network of a configuration.
 
     Args:
-        options: resolved, but for those of the normalization.
+        options: resolved.
         stored: the images that it takes.
         num_classes: number of outputs.
         seed: of the head's weights and its dropout.
         task: says what the outputs are.
         temperature: divisor of the log probabilities, see `kinds.task`; 1 adds no layer.
+        with_mirror: whether a probability is the mean over an image and its mirror image.
         synchronized: whether replicas exchange their batch statistics in training.
 
     Raises:
@@ -90,37 +97,31 @@ def build_network(
     backbone = None
     if options.model not in OWN_MODELS:
         features, backbone = _backbone(pixels, options)
+    elif options.model == "convnet":
+        features = _convnet(pixels)
     else:
-        kind = options.normalize or "unit"
-        scaled = _normalize(pixels, kind, stored)
-        build = {"convnet": _convnet, "small_resnet": _small_resnet}[options.model]
-        features = build(scaled, synchronized)
-    if options.head_units:
-        features = keras.layers.Dense(options.head_units, activation="relu", name="head")(features)
-    if options.dropout:
-        features = keras.layers.Dropout(options.dropout, seed=seed + 1, name="dropout")(features)
+        features = _small_resnet(pixels, stored.statistics, synchronized)
+    if options.model in TUTORIAL_MODELS:
+        features = keras.layers.Dense(64, activation="relu", name="head")(features)
+    else:
+        features = keras.layers.Dropout(0.3, seed=seed + 1, name="dropout")(features)
     # With small weights, the untrained network finds all classes about equally likely.
     kernel = keras.initializers.RandomNormal(stddev=0.01, seed=seed)
     outputs = keras.layers.Dense(num_classes, kernel_initializer=kernel, name="logits")(features)
     logits = keras.Model(pixels, outputs, name=options.model)
     images = keras.Input(stored.shape, dtype="uint8", name="image")
     pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(images)
-    probabilities = _answer(pixels, logits, task, options.test_time_flip, temperature)
-    model = keras.Model(images, probabilities, name=f"{options.model}_classifier")
-    return Network(logits=logits, model=model, backbone=backbone)
-
-
-def _answer(pixels, logits: keras.Model, task: Task, test_time_flip: bool, temperature: float):
-    """Returns the probabilities of pixels in 0..255, symbolic [batch, num_classes]."""
     activation = task.activation()
     probabilities = activation(logits(pixels))
-    if test_time_flip:
+    if with_mirror:
         mirrored = activation(logits(keras.ops.flip(pixels, axis=2)))
         mean = keras.layers.Average(dtype="float32", name="flip_mean")
         probabilities = mean([probabilities, mirrored])
-    if temperature == 1.0:
-        return probabilities
-    return task.activation(name="temperature")(task.logits_of(probabilities) / temperature)
+    if temperature != 1.0:
+        scaled = task.logits_of(probabilities) / temperature
+        probabilities = task.activation(name="temperature")(scaled)
+    model = keras.Model(images, probabilities, name=f"{options.model}_classifier")
+    return Network(logits=logits, model=model, backbone=backbone)
 
 
 def freeze(backbone: keras.Model, trainable_layers: int | None) -> None:
@@ -159,27 +160,7 @@ def restore(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -
         variable.assign(value)
 
 
-def _normalize(images, kind: str, stored: Pixels):
-    """Scales pixels in 0..255 according to `--normalize`; the statistics are of stored values."""
-    if kind == "unit":
-        return keras.layers.Rescaling(1 / 255, name="to_unit_range")(images)
-    if kind == "image":
-        means = keras.ops.mean(images, axis=(1, 2), keepdims=True)
-        stds = keras.ops.std(images, axis=(1, 2), keepdims=True)
-        if stored.is_padded:  # the padding adds nothing to the sums of values and of squares
-            share = picture_share(images)
-            squares = (stds**2 + means**2) / share
-            means = means / share
-            stds = keras.ops.sqrt(keras.ops.maximum(squares - means**2, 0.0))
-        return (images - means) / keras.ops.maximum(stds, _LEAST_STD)
-    assert stored.statistics is not None  # which the normalization was chosen for
-    stds = [max(std, _LEAST_STD) for std in stored.statistics.std]
-    return keras.layers.Normalization(
-        mean=stored.statistics.mean, variance=[std**2 for std in stds], name="normalization"
-    )(images)
-
-
-def _small_resnet(features, synchronized: bool):
+def _small_resnet(features, statistics: PixelStatistics | None, synchronized: bool):
     """A residual network with 1.5 million parameters, for a few hundred images and more.
 
     Blocks are pre-activated (He et al. 2016, "Identity mappings in deep residual networks"), and
@@ -193,6 +174,12 @@ def _small_resnet(features, synchronized: bool):
     finding may fill the scan or a single cell.
     """
     layers = keras.layers
+    assert statistics is not None  # the session computes them for this network
+    variance = [max(std, _LEAST_STD) ** 2 for std in statistics.std]
+    normalization = layers.Normalization(
+        mean=statistics.mean, variance=variance, name="normalization"
+    )
+    features = normalization(features)
     side = max(features.shape[1:3])
     # Images with a side of at least 289 are averaged down.
     if shrink := side // 289:
@@ -233,7 +220,7 @@ def _conv(filters: int, size: int, stride: int = 1, **options: object) -> keras.
     return keras.layers.Conv2D(filters, size, strides=stride, padding="same", **options)
 
 
-def _convnet(features, _: bool):
+def _convnet(features):
     """The 2018 tutorial's network for Fashion-MNIST: convolutions of 32, 64 and 64 filters.
 
     The tutorial flattened the last 3x3x64 map. Larger images are pooled further, to at most 8x8, so
@@ -244,6 +231,7 @@ def _convnet(features, _: bool):
         size = tuple(min(2, side) for side in features.shape[1:3])
         return keras.layers.MaxPooling2D(size)(features)
 
+    features = keras.layers.Rescaling(1 / 255, name="to_unit_range")(features)
     for place, filters in enumerate((32, 64, 64)):
         features = pool(features) if place else features
         # Valid convolutions would leave nothing of tiny images.

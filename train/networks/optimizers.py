@@ -83,14 +83,13 @@ class _OwnRates:
 def make_optimizer(
     options: OptimizerOptions,
     *,
-    precision: str,
     num_steps: int,
     pretrained: Iterable[str] = (),
     head_steps: int = 0,
 ) -> keras.optimizers.Optimizer:
     """Returns a fresh optimizer; the options are resolved.
 
-    In float16 precision it scales the loss. A cosine reaches zero after `num_steps`. `pretrained`
+    A cosine reaches zero after `num_steps`. `pretrained`
     are the paths of the variables whose rate is the one for fine-tuning; in the first `head_steps`
     these stay as they are.
     """
@@ -111,9 +110,6 @@ def make_optimizer(
     optimizer.decay = options.weight_decay or 0.0
     optimizer.pretrained, optimizer.head_steps = frozenset(pretrained), head_steps
     optimizer.share = (options.fine_tune_learning_rate or 0.0) / options.learning_rate
-    if precision == "float16":
-        # Small gradients underflow in float16, but not in bfloat16, which has the range of float32.
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
 
 
@@ -122,12 +118,11 @@ def averaged_weights(
     optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
 ) -> Iterator[None]:
     """Sets all variables of an optimizer to their moving averages in the block, if it has any."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not inner.use_ema:
+    if not optimizer.use_ema:
         yield
         return
     current = [variable.numpy() for variable in variables]
-    inner.finalize_variable_values(variables)
+    optimizer.finalize_variable_values(variables)
     try:
         yield
     finally:

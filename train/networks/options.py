@@ -97,31 +97,6 @@ class NetworkOptions:
         "vgg16, else 0)",
         least=0,
     )
-    normalize: str | None = flag(
-        None,
-        "pixel scaling before small_resnet or convnet. data: by the mean and standard deviation of "
-        "the training split; image: by those of each image; unit: to 0..1 (default: data for "
-        "small_resnet, unit for convnet)",
-        choices=("data", "image", "unit"),
-    )
-    head_units: int | None = flag(
-        None,
-        "units of a dense layer before the output layer; 0: no such layer (default: 64 for convnet "
-        "and vgg16, else 0)",
-        least=0,
-    )
-    dropout: float | None = flag(
-        None,
-        "share of the features before the output layer that training drops (default: 0 for convnet "
-        "and vgg16, else 0.3)",
-        least=0,
-        below=1,
-    )
-    test_time_flip: bool = flag(
-        True,
-        "average the predictions for an image and its mirror image, also in the export",
-        can_be_negated=True,
-    )
 
     def __post_init__(self) -> None:
         flags.check(self)
@@ -129,11 +104,6 @@ class NetworkOptions:
             raise ValueError(
                 f"--model {self.model} starts from random weights, or from those of a run with "
                 "--init RUN; remove --weights, or use another --model"
-            )
-        if self.normalize and self.model not in (None, *OWN_MODELS):
-            raise ValueError(
-                f"--normalize is only for {' and '.join(OWN_MODELS)}: {self.model} always gets the "
-                "input that its ImageNet weights expect; remove --normalize"
             )
 
     @property
@@ -188,7 +158,6 @@ class OptimizerOptions:
     scale_learning_rate: bool = flag(
         False,
         "multiply the learning rates by the number of replicas (Goyal et al. 2017)",
-        can_be_negated=True,
     )
 
     __post_init__ = flags.check

@@ -18,10 +18,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io.stores.files import atomic_write, write_json
+from tfrecord_io.stores.files import atomic_write
 from train.machine.errors import TrainingError
 
-#: The state of a run, from which it goes on, and the weights that it keeps.
+#: The state of a run, from which it goes on, and the weights that it ends with.
 CHECKPOINT_NAME, BEST_NAME = "checkpoint.npz", "best.npz"
 HISTORY_NAME = "history.json"
 
@@ -32,13 +32,8 @@ def save_checkpoint(
     path: Path,
     groups: Mapping[str, Sequence[keras.Variable | np.ndarray]],
     facts: Mapping[str, Any],
-    history: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Writes variables or arrays by group, such as `model`, and JSON values; replaces the file.
-
-    The history of the epochs is written beside it.
-    """
-    write_json(path.parent / HISTORY_NAME, history)
+    """Writes variables or arrays by group, such as `model`, and JSON values; replaces the file."""
     arrays = {
         f"{group}/{index:05d}": variable if isinstance(variable, np.ndarray) else variable.numpy()
         for group, variables in groups.items()

@@ -32,19 +32,14 @@ def claim(
 ) -> Iterator[None]:
     """Locks the folder of a run, made if it is missing, and writes its config.json.
 
-    Only the chief does so. What another configuration left is replaced if it never came to a
-    checkpoint, or with `overwrite`; then it comes back if the block ends before a checkpoint.
+    What another configuration left is replaced if it never came to a checkpoint, or with
+    `overwrite`; then it comes back if the block ends before a checkpoint.
 
     Raises:
         UserError: if the folder cannot be written, belongs to a run of another configuration, is
             not a run folder, or another process trains in it.
     """
     workdir, address = folder.path, folder.address
-    if overwrite and devices.num_workers > 1:
-        raise UserError("--overwrite would remove what other workers read; remove the folder")
-    if not devices.is_chief:
-        yield
-        return
     content = {
         "config": config.to_dict(),
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},

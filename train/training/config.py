@@ -1,4 +1,4 @@
-"""The configuration of a training run: the options of each room, their flags and their file.
+"""The configuration of a training run: its groups of options, their flags and their file.
 
 What depends on the dataset and the devices is decided by `plan`. The result is written to
 RUN/config.json, from which the run can be repeated; the login of a URL must be given again.
@@ -41,36 +41,10 @@ class LossOptions:
         least=0,
         below=1,
     )
-    class_weights: str = flag(
-        "balanced",
-        "weight of a class in the loss; none: equal, balanced: inverse to frequency",
-        choices=("none", "balanced"),
-    )
     class_weight_power: float = flag(
         0.5,
-        "exponent of the balanced class weights; 1: unchanged, 0.5: their square roots",
+        "weights of the classes in the loss: inverse to their frequency, to this power; 0: equal",
         least=0,
-    )
-
-    def __post_init__(self) -> None:
-        flags.check(self)
-        if self.class_weights == "none" and self.class_weight_power != 0.5:
-            raise ValueError("--class_weight_power is for --class_weights balanced; leave it out")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoopOptions:
-    """Which epoch is kept, when the state is saved, and what is watched."""
-
-    best_by: str = flag(
-        "last",
-        "the epoch whose weights are kept: the last, or the best on the validation split. With few "
-        "validation images, the best of many epochs is best by chance; with a cosine schedule the "
-        "last epoch is usually as good",
-        choices=("last", "val_loss", "val_accuracy"),
-    )
-    checkpoint_seconds: float = flag(
-        120.0, "seconds between checkpoints within an epoch", least=0, is_operational=True
     )
 
     __post_init__ = flags.check
@@ -78,7 +52,7 @@ class LoopOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """All settings of a run: the options of each room, whose fields are flags of the same name.
+    """All settings of a run: groups of options, whose fields are flags of the same name.
 
     None means "decide from the data and the devices": `plan` replaces it, and the decision is
     written to RUN/config.json.
@@ -91,7 +65,6 @@ class TrainConfig:
     optimizer: OptimizerOptions
     folds: FoldOptions
     devices: DeviceOptions
-    loop: LoopOptions
     thresholds: ThresholdOptions
     measures: MeasureOptions
 

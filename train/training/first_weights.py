@@ -42,24 +42,19 @@ class FirstWeights:
 
     @classmethod
     def of(cls, init: str, folder: Path, manifest: Manifest) -> FirstWeights:
-        """Reads what the outputs of a run are.
+        """Reads the weights of a run, and the names of its outputs.
 
         Raises:
             UserError: if it is not finished or damaged, or has no output that the dataset names.
         """
-        path = folder / BEST_NAME
-        if not path.is_file():
-            raise UserError(
-                f"--init {init} is not a finished run: it has no {BEST_NAME}; of a "
-                "cross-validation, name one of its runs, such as fold-0"
-            )
         try:
-            facts, groups = load_checkpoint(path)
+            facts, groups = load_checkpoint(folder / BEST_NAME)
             check_types(facts, {"label_names": [str]}, BEST_NAME)
             theirs = kind_in(facts)
         except (TrainingError, KeyError, ValueError):
             raise UserError(
-                f"--init {init}: its {BEST_NAME} is damaged; copy that run again"
+                f"--init {init} is not a finished run: its {BEST_NAME} is missing or damaged; of a "
+                "cross-validation, name one of its runs, such as fold-0"
             ) from None
         ours, names = manifest.label_kind, tuple(facts["label_names"])
         if ours.one_hot != theirs.one_hot:
@@ -84,12 +79,12 @@ class FirstWeights:
         )
         if self.ours == self.theirs:
             return
-        fates = {
+        outputs = {
             "kept": [name for name in self.ours if name in self.theirs],
             "new, untrained": [name for name in self.ours if name not in self.theirs],
             "lost": [name for name in self.theirs if name not in self.ours],
         }
-        parts = (f"{what}: {listed(names)}" for what, names in fates.items() if names)
+        parts = (f"{what}: {listed(names)}" for what, names in outputs.items() if names)
         yield f"its outputs follow their names; {'; '.join(parts)}"
 
     def load(self, network: Network) -> None:

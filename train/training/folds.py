@@ -15,7 +15,7 @@ import numpy as np
 from train.data.dataset import Dataset, Part, divided
 from train.data.seen import expose, read_seen
 from train.kinds.registry import task_of
-from train.machine.devices import Devices
+from train.machine import console
 from train.machine.places import PAGE_NAME, RunFolder
 from train.results import metrics, thresholds
 from train.results.predictions import Predictions, read_predictions
@@ -39,7 +39,7 @@ def cross_validate(
 
     Returns:
         the content of metrics.json: the measures, and `folds` and `spread`, see
-        `metrics.describe_folds`; empty on workers besides the chief.
+        `metrics.describe_folds`.
     """
     folder = RunFolder.at(workdir)
     data, devices, first, plans = opened(config)
@@ -47,31 +47,29 @@ def cross_validate(
     config = with_model(config, manifest.image_shape)
     with claim(folder, config, manifest, devices, overwrite=overwrite):
         everyone = divided(data, config.folds)
-        _announce(config, data, devices, everyone)
+        _announce(config, data, everyone)
         for number, plan in enumerate(plans, 1):
-            devices.say(f"\nrun {number} of {len(plans)}: fold {plan.fold}")
+            print(f"\nrun {number} of {len(plans)}: fold {plan.fold}", flush=True)
             own = folder / plan.folder
             with claim(own, plan.config, manifest, devices):
                 # Maps of the mistakes would take as long as all else after the training of a fold.
                 complete(plan, data, devices, own, first, draws_maps=False)
             # Without this, the graphs of all runs stay in memory.
             keras.utils.clear_session()
-        return _write(config, plans, data, everyone, folder) if devices.is_chief else {}
+        return _write(config, plans, data, everyone, folder)
 
 
-def _announce(config: TrainConfig, data: Dataset, devices: Devices, everyone: Part) -> None:
+def _announce(config: TrainConfig, data: Dataset, everyone: Part) -> None:
     """Prints what is divided into folds, and warns if images of a patient may be in several."""
     folds, groups = config.folds, data.groups.take(everyone.rows)
     others = {name: count for name, count in groups.sources.items() if name != "patient"}
     if others:
-        devices.warn(
+        console.warn(
             f"the patient of {sum(others.values()):,} images is unknown, so they are "
             f"divided by {' or '.join(others)}: scans of one patient may be in the training "
             "and the held-out part. Build the dataset with --patient_regex"
         )
-    devices.say(
-        f"cross-validation of the splits {everyone.name}: {folds.folds} folds of {groups.units}"
-    )
+    print(f"cross-validation of the splits {everyone.name}: {folds.folds} folds of {groups.units}")
 
 
 def _write(

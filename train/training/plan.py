@@ -17,7 +17,7 @@ from train.data.options import InputOptions
 from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.machine.devices import Devices
-from train.networks.options import LITE_MODELS, OWN_MODELS, TUTORIAL_MODELS, NetworkOptions
+from train.networks.options import LITE_MODELS, TUTORIAL_MODELS, NetworkOptions
 from train.results.options import MeasurePlan
 from train.training.config import TrainConfig
 
@@ -93,21 +93,13 @@ def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
             f"{data.path} has one class, {manifest.label_names[0]}, so there is nothing to tell "
             "apart; name the classes in the build (--layout, --label_regex, or a table of --labels)"
         )
-    measures = config.measures.decided([view.name for view in task.views(manifest.label_names)])
-    best_by = config.loop.best_by
-    if best_by != "last" and not parts.val:
-        raise UserError(
-            f"--best_by {best_by} needs validation images, and this run has none; "
-            "leave it out to keep the last epoch"
-        )
-    loss, num_examples = config.loss, parts.train.num_examples
-    power = loss.class_weight_power if loss.class_weights == "balanced" else 0.0
+    counts, num_examples = data.label_counts(parts.train), parts.train.num_examples
     config = with_model(config, manifest.image_shape)
     return Plan(
         parts=parts,
         task=task,
-        class_weights=task.class_weights(data.label_counts(parts.train), num_examples, power),
-        measures=measures,
+        class_weights=task.class_weights(counts, num_examples, config.loss.class_weight_power),
+        measures=config.measures.decided([view.name for view in task.views(manifest.label_names)]),
         usual_epochs=usual_epochs(num_examples, config.network.fine_tunes),
         config=with_decisions(config, manifest.image_shape, num_examples, devices),
     )
@@ -122,7 +114,7 @@ def make_plans(config: TrainConfig, data: Dataset, devices: Devices) -> list[Pla
     """
     folds = config.folds
     held_out = range(folds.folds or 0) if folds.is_cross_validation else [folds.fold]
-    # A fold that cannot be trained does not waste the time of those before it.
+    # All are made first: a fold that cannot be trained does not waste the time of those before it.
     return [_make_plan(config.replace(fold=fold), data, devices) for fold in held_out]
 
 
@@ -134,8 +126,7 @@ def with_model(config: TrainConfig, image_shape: tuple[int, int, int]) -> TrainC
     network, (*sides, channels) = config.network, image_shape
     if network.model:
         return config
-    is_own = network.normalize or network.weights == "none"
-    if is_own or min(sides) < _LEAST_SIDE or channels not in (1, 3):
+    if network.weights == "none" or min(sides) < _LEAST_SIDE or channels not in (1, 3):
         return config.replace(model="small_resnet")
     return config.replace(model="efficientnet_lite0")
 
@@ -151,28 +142,46 @@ def with_decisions(
 
     Raises:
         UserError: if the global batch size cannot be split evenly over the replicas, or is
-            larger than the training split, if XLA cannot compile the step, or an option is for
-            another network.
+            larger than the training split, or an option is for another network.
     """
     network, optimizer, num_replicas = config.network, config.optimizer, devices.num_replicas
-    usual = _suited_to(network)
-    _require_suited(config, devices, usual["fine_tune_learning_rate"])
+    is_tutorial, fine_tunes = network.model in TUTORIAL_MODELS, network.fine_tunes
+    usual_rate = 1e-4 if is_tutorial else 3e-4
+    rate = optimizer.fine_tune_learning_rate
+    # Every config.json has the usual rate, and can be repeated.
+    is_own_rate = rate not in (None, usual_rate)
+    needs_pretrained = network.head_epochs or network.trainable_layers is not None or is_own_rate
+    if needs_pretrained and not fine_tunes:
+        raise UserError(
+            "--head_epochs, --trainable_layers and --fine_tune_learning_rate are for pretrained "
+            f"networks, and --model {network.model} with --weights none trains all layers in all "
+            "epochs, at --lr; remove them"
+        )
+    if config.augmentation.half_size and network.model not in LITE_MODELS:
+        raise UserError(
+            f"--half_size is for {', '.join(LITE_MODELS)}: other networks take images of one size; "
+            "leave it out"
+        )
     sizes = batch_sizes(config.input, num_examples, num_replicas)
-    epochs = config.input.epochs or usual_epochs(num_examples, network.fine_tunes)
+    epochs = config.input.epochs or usual_epochs(num_examples, fine_tunes)
     num_steps = math.ceil(epochs * num_examples / sizes["global_batch_size"])
     warmup_steps = math.ceil(num_steps / 20)
     if optimizer.scale_learning_rate:
         five_epochs = math.ceil(5 * num_examples / sizes["global_batch_size"])
         warmup_steps = min(five_epochs, num_steps // 2)
+    # The tutorial's networks have its steps.
     decisions: dict[str, Any] = {
+        "weights": network.initial_weights,
+        "head_epochs": 1 if fine_tunes and is_tutorial else 0,
+        "trainable_layers": 4 if fine_tunes and is_tutorial else None,
         "epochs": epochs,
-        "jit_compile": devices.best_jit_compile,
+        "half_size": _half_size(network, image_shape, devices),
+        "mixup": 0.0 if fine_tunes and not is_tutorial else 0.3,
+        "fine_tune_learning_rate": usual_rate,
         "weight_decay": 0.05 if optimizer.optimizer == "adamw" else 0.0,
         "warmup_steps": warmup_steps,
         # An average with this decay covers about 1 / (1 - decay) steps.
         "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
-        "half_size": _half_size(network, image_shape, devices),
-        **usual,
     }
     fields = config.to_dict()
     chosen = {name: value for name, value in decisions.items() if fields[name] is None} | sizes
@@ -180,34 +189,9 @@ def with_decisions(
         chosen["precision"] = devices.best_precision
     if optimizer.scale_learning_rate:
         rates = ["learning_rate"]
-        rates += ["fine_tune_learning_rate"] if network.fine_tunes else []
+        rates += ["fine_tune_learning_rate"] if fine_tunes else []
         chosen |= {name: (fields | chosen)[name] * num_replicas for name in rates}
     return config.replace(**chosen, scale_learning_rate=False)
-
-
-def _require_suited(config: TrainConfig, devices: Devices, usual_rate: float) -> None:
-    """Refuses options that mean nothing for the network, or that these devices cannot follow."""
-    network, rate = config.network, config.optimizer.fine_tune_learning_rate
-    # Every config.json has the usual rate, and can be repeated.
-    is_own_rate = rate not in (None, usual_rate)
-    needs_pretrained = network.head_epochs or network.trainable_layers is not None or is_own_rate
-    if needs_pretrained and not network.fine_tunes:
-        raise UserError(
-            "--head_epochs, --trainable_layers and --fine_tune_learning_rate are for pretrained "
-            f"networks, and --model {network.model} with --weights none trains all layers in all "
-            "epochs, at --lr; remove them"
-        )
-    is_exchanging = network.model == "small_resnet" and exchange_statistics(devices)
-    if config.augmentation.half_size and network.model not in LITE_MODELS:
-        raise UserError(
-            f"--half_size is for {', '.join(LITE_MODELS)}: other networks take images of one size; "
-            "leave it out"
-        )
-    if config.devices.jit_compile and is_exchanging:
-        raise UserError(
-            "--jit_compile: the replicas of this network exchange statistics within a step, which "
-            "XLA cannot compile; leave it out, or train on one device"
-        )
 
 
 def batch_sizes(options: InputOptions, num_examples: int, num_replicas: int) -> dict[str, int]:
@@ -224,28 +208,16 @@ def batch_sizes(options: InputOptions, num_examples: int, num_replicas: int) -> 
             f"{num_replicas} replicas; choose a multiple of {num_replicas}"
         )
     if of_step > num_examples:
+        if options.global_batch_size:
+            how = f"--batch_size {of_step}: use a smaller one"
+        elif options.replica_batch_size:
+            how = f"--replica_batch_size {options.replica_batch_size}: use a smaller one"
+        else:
+            how = f"one for each of {num_replicas} replicas: use fewer with --devices"
         raise UserError(
-            f"a step takes {of_step} images, but the training split has only "
-            f"{num_examples}; use a smaller --replica_batch_size or fewer replicas"
+            f"a step takes {of_step} images, but the training split has only {num_examples}; {how}"
         )
     return {"global_batch_size": of_step, "replica_batch_size": of_step // num_replicas}
-
-
-def _suited_to(network: NetworkOptions) -> dict[str, Any]:
-    """Returns what is usual for a network; the tutorial's networks have its head and its steps."""
-    is_tutorial, fine_tunes = network.model in TUTORIAL_MODELS, network.fine_tunes
-    usual: dict[str, Any] = {
-        "weights": network.initial_weights,
-        "head_units": 64 if is_tutorial else 0,
-        "dropout": 0.0 if is_tutorial else 0.3,
-        "head_epochs": 1 if fine_tunes and is_tutorial else 0,
-        "fine_tune_learning_rate": 1e-4 if is_tutorial else 3e-4,
-        "mixup": 0.0 if fine_tunes and not is_tutorial else 0.3,
-        "trainable_layers": 4 if fine_tunes and is_tutorial else None,
-    }
-    if network.model in OWN_MODELS:
-        usual["normalize"] = "unit" if is_tutorial else "data"
-    return usual
 
 
 def _half_size(

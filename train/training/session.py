@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from tfrecord_io.terminal.address import is_remote
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.feed import evaluation_batches, training_batches
 from train.kinds.task import require_numbers
+from train.machine import console
 from train.machine.devices import Devices, configure_devices, set_seed
 from train.networks.models import Network, Pixels, build_network, freeze, restore
 from train.networks.optimizers import make_optimizer
@@ -21,7 +21,7 @@ from train.networks.options import slow_network
 from train.results.predictions import Predictions
 from train.training.config import TrainConfig
 from train.training.plan import Plan, exchange_statistics, make_plans
-from train.training.steps import JaxSteps, Lesson, Steps, TensorFlowSteps
+from train.training.steps import JaxSteps, Objective, Steps, TensorFlowSteps
 
 
 def open_data_and_devices(config: TrainConfig) -> tuple[Dataset, Devices]:
@@ -34,7 +34,7 @@ def open_data_and_devices(config: TrainConfig) -> tuple[Dataset, Devices]:
     devices = configure_devices(config.devices)
     data = open_dataset(config.input.data_path, config.measures.columns)
     if cache := is_remote(data.path) and data.stored.cache:
-        devices.say(cache.describe())
+        print(cache.describe())
     return data, devices
 
 
@@ -46,10 +46,6 @@ class Session:
     data: Dataset
     devices: Devices
     pixels: Pixels
-
-    def alone(self) -> Session:
-        """Returns the session of this process alone, see `Devices.alone`."""
-        return dataclasses.replace(self, devices=self.devices.alone())
 
     def build_network(
         self,
@@ -78,68 +74,60 @@ class Session:
                 seed=plan.seed,
                 task=plan.task,
                 temperature=temperature,
+                with_mirror=plan.config.augmentation.augment,
                 synchronized=exchanges and not is_final,
             )
         if values:
             restore(network.model.variables, values)
         return network
 
-    @functools.cached_property
-    def lesson(self) -> Lesson:
-        """What a step learns from a batch."""
+    @property
+    def objective(self) -> Objective:
+        """What a step makes of a batch, and what it minimizes."""
         config = self.plan.config
-        return Lesson(
+        return Objective(
             task=self.plan.task,
             class_weights=self.plan.class_weights,
             label_smoothing=config.loss.label_smoothing,
             augmentation=config.augmentation,
-            pixels=self.pixels,
+            is_padded=self.pixels.is_padded,
         )
 
     def training_batches(self, start_step: int) -> Any:
         """Returns the training batches from a step on, see `feed.training_batches`."""
         config, part = self.plan.config, self.plan.parts.train
+        mixup = config.augmentation.mixup or 0.0
         return training_batches(
-            self.data,
-            part,
-            config.input,
-            self.devices,
-            mixup=config.augmentation.mixup or 0.0,
-            start_step=start_step,
+            self.data, part, config.input, self.devices, mixup=mixup, start_step=start_step
         )
-
-    def training_steps(self, network: Network) -> Steps:
-        """Returns steps with a fresh optimizer of the layers that train."""
-        config, steps_after, pretrained = self.plan.config, self.plan.steps_after, []
-        if note := slow_network(config.network.model, self.devices.backend, self.devices.names):
-            self.devices.warn(note)
-        if network.backbone and config.network.fine_tunes:
-            freeze(network.backbone, config.network.trainable_layers)
-            pretrained = [each.path for each in network.backbone.trainable_variables]
-        variables = network.logits.trainable_variables
-        with self.devices.scope():
-            optimizer = make_optimizer(
-                config.optimizer,
-                precision=config.devices.precision,
-                num_steps=steps_after[-1],
-                pretrained=pretrained,
-                head_steps=steps_after[config.network.head_epochs or 0],
-            )
-            optimizer.build(variables)
-        return self.steps(network, optimizer)
 
     def evaluation_batches(self, part: Part) -> Any:
         """Returns a part in its stored order, see `feed.evaluation_batches`."""
         return evaluation_batches(self.data, part, self.plan.config.input, self.devices)
 
+    def training_steps(self, network: Network) -> Steps:
+        """Returns steps with a fresh optimizer of the layers that train."""
+        config, steps_after, pretrained = self.plan.config, self.plan.steps_after, []
+        if note := slow_network(config.network.model, self.devices.backend, self.devices.names):
+            console.warn(note)
+        if network.backbone and config.network.fine_tunes:
+            freeze(network.backbone, config.network.trainable_layers)
+            pretrained = [each.path for each in network.backbone.trainable_variables]
+        with self.devices.scope():
+            optimizer = make_optimizer(
+                config.optimizer,
+                num_steps=steps_after[-1],
+                pretrained=pretrained,
+                head_steps=steps_after[config.network.head_epochs or 0],
+            )
+            optimizer.build(network.logits.trainable_variables)
+        return self.steps(network, optimizer)
+
     def steps(self, network: Network, optimizer: Any = None) -> Steps:
         """Returns steps of the backend in use; without an optimizer they only predict."""
-        return (JaxSteps if self.devices.backend == "jax" else TensorFlowSteps)(
-            network=network,
-            devices=self.devices,
-            lesson=self.lesson,
-            options=self.plan.config.devices,
-            optimizer=optimizer,
+        backend = JaxSteps if self.devices.backend == "jax" else TensorFlowSteps
+        return backend(
+            network=network, devices=self.devices, objective=self.objective, optimizer=optimizer
         )
 
     def predict(self, network: Network, part: Part) -> Predictions:
@@ -166,7 +154,7 @@ def open_session(plan: Plan, data: Dataset, devices: Devices) -> Session:
     The pixels of a fold are read for it, those of a split are not.
     """
     set_seed(plan.seed)
-    normalizes = plan.config.network.normalize == "data"
+    normalizes = plan.config.network.model == "small_resnet"
     pixels = Pixels(
         shape=data.manifest.image_shape,
         statistics=data.statistics(plan.parts.train) if normalizes else None,

@@ -24,8 +24,8 @@ import numpy as np
 from train.data import augmentation
 from train.data.options import AugmentOptions
 from train.kinds.task import Task
-from train.machine.devices import DeviceOptions, Devices
-from train.networks.models import Network, Pixels
+from train.machine.devices import Devices
+from train.networks.models import Network
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -46,7 +46,7 @@ class StepResults(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lesson:
+class Objective:
     """What a step makes of a batch, and what it minimizes.
 
     Attributes:
@@ -54,14 +54,14 @@ class Lesson:
         class_weights: weight of each class in the loss.
         label_smoothing: share of each label that is spread evenly over all classes.
         augmentation: how the images change at random.
-        pixels: what is known of the stored images.
+        is_padded: whether pictures are padded with black.
     """
 
     task: Task
     class_weights: tuple[float, ...]
     label_smoothing: float
     augmentation: AugmentOptions
-    pixels: Pixels
+    is_padded: bool
 
     def prepare(self, images, labels, draws, *, half_size=False):
         """Returns augmented, mixed images (float32, 0..255) and mixed labels of a replica.
@@ -77,12 +77,12 @@ class Lesson:
 
         def change(images, draws):
             if changes.augment:
-                strength, is_padded = changes.augment_strength, self.pixels.is_padded
-                images = augmentation.augment(images, draws, strength, is_padded=is_padded)
+                strength = changes.augment_strength
+                images = augmentation.augment(images, draws, strength, is_padded=self.is_padded)
             return keras.ops.cast(images, "float32")
 
         changed = change(images, draws)
-        if changes.mixup > 0:
+        if changes.mixup:
             # To compute a partner's pixels a second time is faster than to write and read them.
             others = change(augmentation.partners(images), augmentation.partners(draws))
             kept = draws[:, -1]
@@ -128,8 +128,7 @@ class Steps(abc.ABC):
 
     network: Network
     devices: Devices
-    lesson: Lesson
-    options: DeviceOptions
+    objective: Objective
     optimizer: Any = None
     num_traces: collections.Counter[bool] = dataclasses.field(
         default_factory=collections.Counter, init=False
@@ -145,7 +144,7 @@ class Steps(abc.ABC):
 
     @abc.abstractmethod
     def train(self, batches: Iterator[Any], *, half_size: bool = False) -> StepResults:
-        """Runs a training step on the next batch of `iterate`, see `Lesson.prepare`."""
+        """Runs a training step on the next batch of `iterate`, see `Objective.prepare`."""
 
     def sync(self) -> None:  # noqa: B027 - TensorFlow's steps change the variables themselves
         """Makes the variables of the model and the optimizer current, after steps."""
@@ -160,7 +159,7 @@ class Steps(abc.ABC):
             rows, row_labels = (np.asarray(values)[np.asarray(weights) > 0] for values in answers)
             probabilities.append(rows)
             labels.append(row_labels)
-        return np.concatenate(probabilities), self.lesson.task.truths(np.concatenate(labels))
+        return np.concatenate(probabilities), self.objective.task.truths(np.concatenate(labels))
 
     @abc.abstractmethod
     def _predict(self, batches: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -181,12 +180,12 @@ class TensorFlowSteps(Steps):
         self._predict_function = tf.function(self._compute_predictions, autograph=False)
         self._train_function = tf.function(self._train, autograph=False)
         # XLA makes a single loop of the augmentation; op by op it takes ten times as long.
-        self._prepare = tf.function(self.lesson.prepare, autograph=False, jit_compile=True)
+        self._prepare = tf.function(self.objective.prepare, autograph=False, jit_compile=True)
         # Of the rest, gradients alone are compiled: the exchange between replicas cannot be.
         # Without XLA they are part of the step's graph, because replicas exchange statistics
         # inside of them.
         self._gradients = self._compute_gradients
-        if self.optimizer and self.options.jit_compile:
+        if self.optimizer and self.devices.compiles_gradients:
             self._gradients = tf.function(self._gradients, autograph=False, jit_compile=True)
 
     def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
@@ -226,8 +225,7 @@ class TensorFlowSteps(Steps):
     def _compute_gradients(self, images, labels, weights):
         with self._tf.GradientTape() as tape:
             logits = self.network.logits(images, training=True)
-            loss, totals = self.lesson.loss_and_totals(labels, logits, weights)
-            loss = self.optimizer.scale_loss(loss)
+            loss, totals = self.objective.loss_and_totals(labels, logits, weights)
         variables = self.network.logits.trainable_variables
         return tape.gradient(loss, [variable.value for variable in variables]), totals
 
@@ -245,7 +243,6 @@ class JaxSteps(Steps):
         self._jax, copied = jax, self.devices.sharding()
         copy = functools.partial(jax.tree.map, jax.numpy.copy)
         self._copy = jax.jit(copy, out_shardings=copied)
-        # On every device, so that each worker has all results.
         self._train_function = jax.jit(
             self._train, donate_argnums=0, static_argnames="half_size", out_shardings=copied
         )
@@ -289,16 +286,13 @@ class JaxSteps(Steps):
         # Runs while the function is traced, and only then.
         self.num_traces[half_size] += 1
         trainable, other, optimizer_state = state
-        images, labels = self.lesson.prepare(images, labels, draws, half_size=half_size)
+        images, labels = self.objective.prepare(images, labels, draws, half_size=half_size)
 
         def compute_loss(trainable, other):
             logits, other = self.network.logits.stateless_call(
                 trainable, other, images, training=True
             )
-            loss, totals = self.lesson.loss_and_totals(labels, logits, weights)
-            mapping = list(zip(self.optimizer.variables, optimizer_state, strict=True))
-            with keras.StatelessScope(state_mapping=mapping):
-                loss = self.optimizer.scale_loss(loss)
+            loss, totals = self.objective.loss_and_totals(labels, logits, weights)
             return loss, (totals, other)
 
         gradients, (totals, other) = self._jax.grad(compute_loss, has_aux=True)(trainable, other)

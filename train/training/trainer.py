@@ -2,15 +2,18 @@
 
 A run can be killed at any moment. Called again with the same configuration, it goes on at the next
 example after a stop, and at the last checkpoint after a kill. A checkpoint holds the variables, the
-optimizer, the best weights and `training_loop.Progress`; everything else in the folder is written
-from them.
+optimizer and `training_loop.Progress`; everything else in the folder is written from them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal.printing import many
@@ -21,15 +24,17 @@ from train.extras import occlusion, onnx
 from train.extras.bucket import open_run
 from train.machine.devices import Devices
 from train.machine.places import METRICS_NAME, PAGE_NAME, RunFolder
+from train.networks.export import EXPORT_NAME, answer, export_model, milliseconds_of
+from train.networks.models import Network
+from train.results import metrics, thresholds
+from train.results.predictions import Predictions
 from train.results.sections import Result
 from train.results.write import write_results
 from train.training.claim import claim
 from train.training.config import TrainConfig
-from train.training.export import EXPORT_NAME, answer, export_model, milliseconds_of
-from train.training.final import finish, measure
 from train.training.first_weights import FirstWeights
 from train.training.plan import Plan, make_plans
-from train.training.session import open_data_and_devices, open_session
+from train.training.session import Session, open_data_and_devices, open_session
 from train.training.training_loop import train
 
 
@@ -58,8 +63,7 @@ def train_and_evaluate(
     """
     folder = RunFolder.at(workdir)
     data, devices, first, (plan,) = opened(config)
-    manifest = data.manifest
-    with claim(folder, plan.config, manifest, devices, overwrite=overwrite):
+    with claim(folder, plan.config, data.manifest, devices, overwrite=overwrite):
         return complete(plan, data, devices, folder, first)
 
 
@@ -88,42 +92,36 @@ def complete(
     whether the page has occlusion maps of the first mistakes.
     """
     if results := read_json(folder.path / METRICS_NAME):
-        devices.say(f"the run in {folder.address} is complete; nothing to do")
+        print(f"the run in {folder.address} is complete; nothing to do")
         return results
-    has_seen = seen.seen_by(data, plan.parts, plan.config.network.weights, first and first.folder)
-    if devices.is_chief:
-        has_seen.write(folder.path / seen.FILE_NAME, is_private=data.manifest.has_codes)
+    init = first.folder if first else None
+    has_seen = seen.seen_by(data, plan.parts, plan.config.network.weights, init)
+    has_seen.write(folder.path / seen.FILE_NAME, is_private=data.manifest.has_codes)
     exposure = seen.exposure_of(data, plan.parts, has_seen)
-    num_seen = has_seen.num_in("init")
     notes = [folder.note] if folder.note else []
-    notes += first.describe(num_seen) if first else []
+    notes += first.describe(has_seen.num_in("init")) if first else []
     session = open_session(plan, data, devices)
     progress, weights = train(session, folder, first, notes)
-    # Each worker does the rest for itself. On JAX, what is built from here on lies on its devices.
-    session = session.alone()
-    with stage("temperature and thresholds", is_told=devices.is_chief):
-        final = finish(session, weights)
+    with stage("temperature and thresholds"):
+        final = _finish(session, weights)
     # Before the evaluation: whatever may fail in it, the model is not lost.
-    if devices.is_chief:
-        with stage("export, each form loaded again and compared"):
-            export_model(
-                final.network.model,
-                folder.path / EXPORT_NAME,
-                data.manifest,
-                splits=plan.parts.train.splits,
-                chosen=final.thresholds,
-            )
-            onnx.write(folder.path / EXPORT_NAME)
-    with stage("evaluation", is_told=devices.is_chief):
-        measured, predictions = measure(session, final)
-    if not devices.is_chief:
-        return measured
+    with stage("export, each form loaded again and compared"):
+        export_model(
+            final.network.model,
+            folder.path / EXPORT_NAME,
+            data.manifest,
+            splits=plan.parts.train.splits,
+            chosen=final.thresholds,
+        )
+        onnx.write(folder.path / EXPORT_NAME)
+    with stage("evaluation"):
+        measured, predictions = _measure(session, final)
     facts = {
         "parameters": f"{final.network.logits.count_params():,}",
         "time of training": f"{sum(row['seconds'] for row in progress.history):,.0f} s",
         "time of an answer to one image": f"{milliseconds_of(final.network.model):.0f} ms",
     }
-    progressed = {"best_epoch": progress.best_epoch, "steps": progress.step}
+    progressed = {"best_epoch": progress.epoch, "steps": progress.step}
     result = Result(
         dataset=data,
         config=plan.config.to_dict(),
@@ -141,7 +139,50 @@ def complete(
     folder.save()
     is_short = (plan.config.input.epochs or 0) < plan.usual_epochs
     if measured["split"] and plan.task.doubt(results) and is_short:
-        told = many(progress.step, "step")
-        print(f"note: {told} few: without --epochs it trains {plan.usual_epochs} epochs")
+        few = many(progress.step, "step")
+        print(f"note: {few} few: without --epochs it trains {plan.usual_epochs} epochs")
     print(f"The model, its metrics and {PAGE_NAME} are in {folder.address}")
     return results
+
+
+class _Final(NamedTuple):
+    """The network to export, the temperature in it, and its thresholds, see `choose_thresholds`.
+
+    The evaluation asks this very network, so the report is what the export and `predict` compute.
+    """
+
+    network: Network
+    temperature: float
+    thresholds: Sequence[Mapping[str, Any]]
+
+
+def _finish(session: Session, weights: Sequence[np.ndarray]) -> _Final:
+    """Builds the network to export, of the kept weights, in float32 whatever the training used."""
+    plan = session.plan
+    build = functools.partial(session.build_network, "float32", values=weights)
+    if not plan.fitted_part:
+        return _Final(build(is_final=True), 1.0, ())
+    val = session.predict(build(), plan.fitted_part)
+    temperature = plan.task.fit_temperature(val.probabilities, val.truths)
+    cooled = plan.task.cool(val.probabilities, temperature)
+    val = dataclasses.replace(val, probabilities=cooled)
+    chosen = thresholds.choose_thresholds(val, plan.config.thresholds.sensitivity)
+    return _Final(build(temperature=temperature, is_final=True), temperature, chosen)
+
+
+def _measure(session: Session, final: _Final) -> tuple[dict[str, Any], Predictions | None]:
+    """Returns what metrics.json says of the evaluated part, and the predictions of it."""
+    plan, evaluated, fitted = session.plan, session.plan.parts.evaluated, session.plan.fitted_part
+    if not evaluated:
+        return {"split": None}, None
+    predictions = session.predict(final.network, evaluated)
+    if fitted:
+        raw = plan.task.cool(predictions.probabilities, 1 / final.temperature)
+        predictions = dataclasses.replace(predictions, uncalibrated=raw)
+    results = metrics.measure(predictions, plan.measures, plan.seed, final.thresholds)
+    results = {"split": evaluated.name} | results
+    if fitted:
+        facts = {"fitted_on": "val", "num_examples": fitted.num_examples}
+        described = thresholds.describe_calibration(predictions, final.temperature)
+        results["calibration"] = facts | described
+    return results, predictions

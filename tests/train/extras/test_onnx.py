@@ -4,7 +4,7 @@ from marked_images import KERAS_ARRAY_WARNING, export_untrained
 
 from train.extras import onnx
 from train.machine.errors import TrainingError
-from train.training.export import answer
+from train.networks.export import answer
 
 pytestmark = [pytest.mark.filterwarnings(KERAS_ARRAY_WARNING), pytest.mark.slow]
 

@@ -47,12 +47,12 @@ from train.extras.bucket import open_run
 from train.kinds import measures
 from train.machine.errors import TrainingError
 from train.machine.places import RunFolder
+from train.networks.export import export_model
 from train.results.classifier import load_classifier, other_decoder, predict_images
 from train.training import callbacks
 from train.training.checkpoint import load_checkpoint
 from train.training.claim import claim
 from train.training.config import TrainConfig
-from train.training.export import export_model
 from train.training.session import session_of
 from train.training.trainer import train_and_evaluate
 

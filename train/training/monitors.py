@@ -21,7 +21,7 @@ _SUMS = ("loss_sum", "num_correct", "num_examples")
 
 
 @contextlib.contextmanager
-def stop_signals(*, enabled: bool = True) -> Iterator[list[int]]:
+def stop_signals() -> Iterator[list[int]]:
     """Yields a list to which the signals that end a process are added, so that a step can end."""
     received: list[int] = []
 
@@ -33,7 +33,7 @@ def stop_signals(*, enabled: bool = True) -> Iterator[list[int]]:
 
     # SIGHUP comes from a closed terminal; nohup has it ignored.
     is_kept = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    numbers = [signal.SIGTERM, signal.SIGINT] + [signal.SIGHUP] * is_kept if enabled else []
+    numbers = [signal.SIGTERM, signal.SIGINT] + [signal.SIGHUP] * is_kept
     previous = {number: signal.signal(number, remember) for number in numbers}
     try:
         yield received
@@ -109,13 +109,8 @@ def memory_megabytes(devices: Devices) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def tensorboard(
-    directory: Path, *, enabled: bool = True
-) -> Iterator[Callable[[Mapping[str, Any], int], None]]:
+def tensorboard(directory: Path) -> Iterator[Callable[[Mapping[str, Any], int], None]]:
     """Yields a function that writes the numbers of a history row as scalars of TensorBoard."""
-    if not enabled:
-        yield lambda row, step: None
-        return
     from tensorboard.summary import Writer
 
     with contextlib.closing(Writer(str(directory))) as writer:
