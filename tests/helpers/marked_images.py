@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,7 @@ from builds import read_csv, run_command
 from dataset_factory import change_json, write_examples
 from PIL import Image
 
-from scripts.flink_cluster import free_ports
-from tfrecord_io import Manifest, RecordLayout, image_key
+from tfrecord_io import Manifest, PixelStatistics, RecordLayout, image_key
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format.examples import FILE_NAME as EXAMPLES_FILE_NAME
 from tfrecord_io.format.examples import GROUP
@@ -57,7 +56,6 @@ QUICK = {
     "mixup": 0.0,
     "label_smoothing": 0.0,
     "class_weight_power": 1.0,
-    "test_time_flip": False,
 }
 
 #: A run of a few seconds on some dozens of these images.
@@ -66,13 +64,12 @@ SMALL_RUN = {
     "epochs": 2,
     "replica_batch_size": 16,
     "seed": 1,
-    "strategy": "single",
     "learning_rate": 0.01,
     "bootstrap_samples": 20,
 }
 
 #: The run on classes that many tests share, see conftest.py; its export has every form.
-CLASS_RUN = SMALL_RUN | {"epochs": 3, "best_by": "val_loss"}
+CLASS_RUN = SMALL_RUN | {"epochs": 3}
 
 #: All that is random or has a state of its own, on the smallest network. The ranges of the
 #: augmentation are small, because the place of the bar is what tells the class.
@@ -88,7 +85,6 @@ ALL_ON = {
     "mixup": 0.4,
     "label_smoothing": 0.1,
     "class_weight_power": 0.5,
-    "test_time_flip": True,
 }
 
 
@@ -190,6 +186,17 @@ def flags(**fields: object) -> list[str]:
     ]
 
 
+#: A program that runs the command `train` and saves the state after each step.
+SAVING_EACH_STEP = """
+import sys
+from train import run
+from train.training import training_loop
+
+training_loop.CHECKPOINT_SECONDS = 0
+sys.exit(run.main())
+"""
+
+
 def environment(**variables: str) -> dict[str, str]:
     """Returns the environment in which the scripts find the packages, installed or not."""
     paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
@@ -218,28 +225,6 @@ def run_script(
     return run_command(command(script, *arguments), environment(**variables), 600)
 
 
-def start_workers(words: Sequence[str], **variables: str) -> list[subprocess.Popen[str]]:
-    """Starts a command as two workers of one training."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    workers = []
-    for index in range(2):
-        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        variables["TF_CONFIG"] = json.dumps(cluster)
-        worker = subprocess.Popen(
-            words, cwd=REPOSITORY, env=environment(**variables), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        workers.append(worker)
-    return workers
-
-
-def outputs_of(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """Waits for workers, which must end well; returns what they print."""
-    outputs = [worker.communicate(timeout=600)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], outputs
-    return outputs
-
-
 def train(data: Path, workdir: Path, **fields: object) -> int:
     """Runs the trainer's command in this process without the slow form of the export.
 
@@ -261,7 +246,7 @@ def train(data: Path, workdir: Path, **fields: object) -> int:
 def without_saved_model() -> Iterator[None]:
     """Lets runs leave out the forms of the export that TensorFlow writes, which take seconds."""
     from train.extras import onnx
-    from train.training import export
+    from train.networks import export
 
     with pytest.MonkeyPatch.context() as patch:
         for room, form in ((export, "_serve"), (onnx, "convert")):
@@ -294,7 +279,9 @@ def export_untrained(folder: Path, shape: tuple[int, int, int], **fields: object
     manifest = write_marked_dataset(folder / "data", num_examples={"train": 4}, image_shape=shape)
     config = TrainConfig.of(data=str(folder / "data"), **fields)
     keras.utils.set_random_seed(0)
-    model = build_network(config.network, Pixels(shape=shape), num_classes=4).model
+    statistics = PixelStatistics.from_images(np.zeros((1, *shape), np.uint8) + 100)
+    stored = Pixels(shape=shape, statistics=statistics)
+    model = build_network(config.network, stored, num_classes=4).model
     export_model(model, folder / "export", manifest, splits=["train"])
     return model, manifest
 

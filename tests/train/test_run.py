@@ -1,4 +1,4 @@
-"""The command as a user and a scheduler see it: exit codes, messages, signals, several workers."""
+"""The command as a user and a scheduler see it: exit codes, messages, signals."""
 
 import os
 import random
@@ -12,6 +12,7 @@ import pytest
 from builds import run_command, started, wait_until, with_file_limit
 from marked_images import (
     ALL_ON,
+    SAVING_EACH_STEP,
     arrays_of,
     check_equal,
     command,
@@ -20,19 +21,16 @@ from marked_images import (
     history_of,
     marked_data,
     metrics_of,
-    outputs_of,
+    run_python,
     run_script,
-    start_workers,
 )
-from marked_images import write_marked_dataset as write
 from s3_server import BUCKET
 
 from train import benchmark, run
 from train.extras.bucket import working_folder
 
 FLAGS = (
-    *flags(**ALL_ON), "--epochs=3", "--replica_batch_size=8", "--seed=1", "--strategy=single",
-    "--deterministic", "--checkpoint_seconds=0", "--dropout=0.2", "--best_by=val_loss",
+    *flags(**ALL_ON), "--epochs=3", "--replica_batch_size=8", "--seed=1", "--deterministic",
     "--bootstrap_samples=5",
 )  # fmt: skip
 
@@ -44,9 +42,20 @@ data = marked_data({"train": 200, "val": 10, "test": 12})
 def finished(data, tmp_path_factory):
     """The folder of a run that saved its state after each step, and that nothing disturbed."""
     workdir = tmp_path_factory.mktemp("run") / "run"
-    result = run_script("run", "--data", data, "--workdir", workdir, *FLAGS)
+    result = run_python(SAVING_EACH_STEP, "--data", data, "--workdir", workdir, *FLAGS)
     assert result.returncode == 0, result.stderr
     return workdir
+
+
+def saving_each_step(data, workdir):
+    return [
+        sys.executable,
+        "-c",
+        SAVING_EACH_STEP,
+        f"--data={data}",
+        f"--workdir={workdir}",
+        *FLAGS,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +159,7 @@ def check_same(workdir, other):
 def test_killed_at_two_moments_it_ends_with_the_weights_of_an_undisturbed_run(
     data, finished, tmp_path
 ):
-    words = command("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
+    words = saving_each_step(data, tmp_path / "run")
     checkpoint = tmp_path / "run" / "checkpoint.npz"
 
     def saved():
@@ -175,7 +184,7 @@ def test_killed_five_times_in_a_bucket_without_its_disk_it_ends_as_an_undisturbe
     data, finished, s3, tmp_path
 ):
     url, disk, moment = f"s3://{BUCKET}/killed", tmp_path / "disk", random.Random(0)
-    words = command("run", f"--data={data}", f"--workdir={url}", *FLAGS, "--steps_per_execution=5")
+    words = saving_each_step(data, url)
     for _ in range(5):
         disk.mkdir()
         num_left = 100 - moment.randint(1, 30)  # it makes more requests until it is complete
@@ -196,31 +205,14 @@ def test_killed_five_times_in_a_bucket_without_its_disk_it_ends_as_an_undisturbe
 
 @pytest.mark.slow
 def test_a_full_disk_ends_with_a_message_and_the_same_command_continues(data, finished, tmp_path):
-    words = command("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
+    words = saving_each_step(data, tmp_path / "run")
     full = run_command(with_file_limit(words), environment(), timeout=600)
     assert full.returncode == 1
     message = f"error: the run in {tmp_path / 'run'} cannot go on: [Errno 27] File too large; "
     assert message in full.stderr
-    result = run_script("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
+    result = run_command(words, environment(), timeout=600)
     assert result.returncode == 0, result.stderr
     check_same(tmp_path / "run", finished)
-
-
-@pytest.mark.slow
-def test_two_workers_learn_what_one_process_learns(tmp_path):
-    data = tmp_path / "data"
-    write(data, num_examples={"train": 50, "val": 10, "test": 12})
-    common = (
-        *flags(**ALL_ON), "--epochs=2", "--global_batch_size=8", "--seed=1",
-        "--bootstrap_samples=5",
-    )  # fmt: skip
-    words = command("run", "--data", data, "--workdir", tmp_path / "two", *common)
-    outputs = outputs_of(start_workers(words))
-    assert "2 x CPU" in outputs[0]
-    assert run.main([f"--data={data}", f"--workdir={tmp_path / 'one'}", *common]) == 0
-    for row, same in zip(history_of(tmp_path / "two"), history_of(tmp_path / "one"), strict=True):
-        assert row["loss"] == pytest.approx(same["loss"], rel=1e-4)
-        assert row["val_loss"] == pytest.approx(same["val_loss"], rel=1e-4)
 
 
 def test_a_second_process_in_the_same_folder_is_refused(data, tmp_path, capsys):

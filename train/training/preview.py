@@ -41,7 +41,8 @@ def preview(config: TrainConfig) -> None:
     images = "x".join(map(str, (size, *manifest.image_shape)))
     print(f"a batch: images {images} uint8, labels {size}x{manifest.num_classes} float32")
     batches = {"read": steps.iterate(timed.training_batches(0))}
-    num_steps, num_half = plan.steps_after[-1], plan.num_half_size_steps
+    (_, in_epoch, *_), num_steps = plan.steps_after, plan.steps_after[-1]
+    num_half = plan.num_half_size_steps
     seconds = 0.0
     for count, half_size in ((num_half, True), (num_steps - num_half, False)):
         if count:
@@ -49,10 +50,10 @@ def preview(config: TrainConfig) -> None:
                 steps, batches, num_steps=_STEPS, num_rounds=_ROUNDS, half_size=half_size
             )
             seconds += times["read"][0] / _STEPS * count
-    epochs = plan.config.input.epochs or 1
     print(
-        f"about {seconds / epochs:.0f} seconds for an epoch and {seconds * num_runs / 60:.0f} "
-        "minutes for all, without evaluation; an estimate, from some steps now"
+        f"about {seconds / num_steps * in_epoch:.0f} seconds for the {in_epoch:,} steps of an "
+        f"epoch and {seconds * num_runs / 60:.0f} minutes for all, without evaluation; an "
+        "estimate, from some steps now"
     )
     path = Path(tempfile.mkdtemp(prefix="scan-tfrecords-")) / "preview.png"
     _draw(session).save(path)

@@ -18,11 +18,9 @@ NUM_EXAMPLES = 23
 data = marked_data({"train": NUM_EXAMPLES, "test": 10})
 
 
-def devices_of(num_replicas=1, num_workers=1, worker_index=0):
+def devices_of(num_replicas=1):
     names = tuple(f"CPU:{index}" for index in range(num_replicas))
-    return Devices(
-        backend="tensorflow", names=names, num_workers=num_workers, worker_index=worker_index
-    )
+    return Devices(backend="tensorflow", names=names)
 
 
 def training_batches(config, devices, start_step):
@@ -48,7 +46,7 @@ def batches_of(data, devices, *, start_step=0, seed=0):
 
 
 def test_an_epoch_ends_with_the_step_of_its_last_example(data):
-    config = TrainConfig.of(data=str(data), global_batch_size=8, epochs=8, strategy="single")
+    config = TrainConfig.of(data=str(data), global_batch_size=8, epochs=8)
     assert session_of(config).plan.steps_after == [0, 3, 6, 9, 12, 15, 18, 21, 23]
 
 
@@ -70,20 +68,13 @@ def test_all_batches_have_one_shape_and_their_weights_add_up_to_one(whole):
     assert list(seen.values()) == [2] * NUM_EXAMPLES
 
 
-def joined(parts):
-    """Puts the batches of replicas or workers together, step by step."""
-    return [map(np.concatenate, zip(*step, strict=True)) for step in zip(*parts, strict=True)]
-
-
 def test_replicas_get_the_pieces_of_the_global_batch_in_order_also_from_a_later_step(data, whole):
     cut = batches_of(data, devices_of(2), start_step=4)
-    assert_same(joined([cut[::2], cut[1::2]]), whole[4:])
-
-
-def test_workers_share_each_step_and_their_weights_add_up(data, whole):
-    # In order, so that an image meets the same random numbers and the same neighbour.
-    by_worker = [batches_of(data, devices_of(1, 2, index)) for index in range(2)]
-    assert_same(joined(by_worker), whole)
+    joined = (
+        map(np.concatenate, zip(*pair, strict=True))
+        for pair in zip(cut[::2], cut[1::2], strict=True)
+    )
+    assert_same(joined, whole[4:])
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])

@@ -276,7 +276,7 @@ def test_a_run_on_splits_that_share_patients_counts_them_and_claims_nothing(tmp_
     shared = {"test-0": "train-0", "test-1": "train-1"}
     path = data / "examples.parquet"
     change_column(path, "patient", lambda names: [shared.get(name, name) for name in names])
-    session = session_of(TrainConfig.of(data=str(data), strategy="single"))
+    session = session_of(TrainConfig.of(data=str(data)))
     parts, dataset = session.plan.parts, session.data
     found = exposure_of(dataset, parts, seen_by(dataset, parts, None, None))
     assert (found.num_images, found.num_patients, found.is_measured) == (4, 2, True)

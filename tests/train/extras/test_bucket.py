@@ -15,6 +15,7 @@ from tfrecord_io.terminal.errors import StoreError, UserError
 from train import evaluate
 from train.extras import compare
 from train.extras.bucket import open_run, working_folder
+from train.training import training_loop
 from train.training.config import TrainConfig
 
 pytestmark = pytest.mark.filterwarnings(marked.KERAS_ARRAY_WARNING)
@@ -58,10 +59,11 @@ def test_an_upload_that_ends_anywhere_leaves_a_state_that_is_whole(s3, url, tmp_
 
 @pytest.mark.slow
 def test_a_run_in_a_bucket_goes_on_from_there_and_ends_as_a_local_one(
-    s3, url, class_data, class_run, tmp_path, capsys
+    s3, url, class_data, class_run, tmp_path, capsys, monkeypatch
 ):
+    monkeypatch.setattr(training_loop, "CHECKPOINT_SECONDS", 0)
     with s3.failing("403 Forbidden", after=12):
-        assert marked.train(class_data, url, **marked.CLASS_RUN, checkpoint_seconds=0) == 1
+        assert marked.train(class_data, url, **marked.CLASS_RUN) == 1
     capsys.readouterr()
     assert marked.train(class_data, url, **marked.CLASS_RUN) == 0
     said = capsys.readouterr().out

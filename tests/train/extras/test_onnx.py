@@ -14,7 +14,7 @@ SHAPE = (32, 33, 1)
 @pytest.mark.parametrize("name", ["convnet", "efficientnet_lite0"])
 def test_onnx_predicts_the_same_of_any_number_of_images(name, tmp_path, monkeypatch):
     runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-    model, _ = export_untrained(tmp_path, SHAPE, model=name, weights="none", dropout=0.5)
+    model, _ = export_untrained(tmp_path, SHAPE, model=name, weights="none")
     onnx.write(tmp_path / "export")
     session = runtime.InferenceSession(tmp_path / "export" / "model.onnx")
     for count in (1, 5):

@@ -245,7 +245,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "run"
-    options = {"mixup": 0.1, "test_time_flip": True}
+    options = {"mixup": 0.1}
     assert train(data, workdir, epochs=8, replica_batch_size=8, **options) == 0
     return workdir
 

@@ -1,4 +1,3 @@
-import json
 import os
 import subprocess
 import sys
@@ -13,25 +12,14 @@ from train.machine.devices import DeviceOptions
 REPO = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize(
-    ("kind", "gpus", "expected"),
-    [
-        ("auto", None, ("A", "B", "C")),
-        ("mirrored", None, ("A", "B", "C")),
-        ("single", None, ("A",)),
-        ("auto", 2, ("A", "B")),
-        ("auto", 1, ("A",)),
-        ("auto", 4, "--devices 4: there are 3 devices"),
-        ("single", 2, "--devices says 2"),
-    ],
-)
-def test_devices_are_chosen_as_asked(kind, gpus, expected):
-    options = DeviceOptions(strategy=kind, gpus=gpus)
-    if isinstance(expected, tuple):
-        assert devices._chosen(["A", "B", "C"], options) == [*expected]
-    else:
-        with pytest.raises(UserError, match=expected):
-            devices._chosen(["A", "B", "C"], options)
+@pytest.mark.parametrize(("gpus", "expected"), [(None, "ABC"), (2, "AB"), (1, "A")])
+def test_devices_are_chosen_as_asked(gpus, expected):
+    assert devices._chosen(["A", "B", "C"], DeviceOptions(gpus=gpus)) == [*expected]
+
+
+def test_more_devices_than_there_are_are_refused():
+    with pytest.raises(UserError, match="--devices 4: there are 3 devices"):
+        devices._chosen(["A", "B", "C"], DeviceOptions(gpus=4))
 
 
 def test_devices_asked_for_without_a_gpu_are_those_of_the_cpu_and_told(capsys):
@@ -39,36 +27,7 @@ def test_devices_asked_for_without_a_gpu_are_those_of_the_cpu_and_told(capsys):
         found = devices.configure_devices(options)
         is_told = "warning: --devices 1: there is no GPU here" in capsys.readouterr().err
         assert is_told == (options.gpus == 1 and not found.on_gpu)
-    assert (found.num_replicas, found.is_chief) == (1, True)
-
-
-def test_tf_config_means_several_workers(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", "{}")
-    assert DeviceOptions().kind == "multi_worker"
-    assert DeviceOptions(strategy="single").kind == "single"
-    monkeypatch.delenv("TF_CONFIG")
-    assert DeviceOptions().kind == "auto"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, r"TF_CONFIG does not describe a cluster \(KeyError\('cluster'"),
-        ('{"cluster": {"worker": ["a:1"]}}', "'task'.*such as TF_CONFIG="),
-        ("no json", "does not describe a cluster"),
-        (
-            json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}),
-            "not one of 1 workers",
-        ),
-    ],
-)
-def test_a_wrong_tf_config_is_explained(monkeypatch, text, message):
-    if text is None:
-        monkeypatch.delenv("TF_CONFIG", raising=False)
-    else:
-        monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(UserError, match=message):
-        devices.configure_devices(DeviceOptions(strategy="multi_worker"))
+    assert found.num_replicas == 1
 
 
 def test_devices_cannot_be_set_up_too_late():

@@ -21,10 +21,11 @@ def images_of(shape, num_images=3):
 
 def build(shape=(16, 16, 1), num_classes=4, **fields):
     keras.utils.set_random_seed(0)
-    facts = {name: fields.pop(name) for name in {"temperature"} & fields.keys()}
-    known = {name: fields.pop(name) for name in {"statistics", "is_padded"} & fields.keys()}
+    facts = {name: fields.pop(name) for name in {"temperature", "with_mirror"} & fields.keys()}
+    statistics = PixelStatistics.from_images(fields.pop("images", images_of(shape)))
     options = NetworkOptions(**({"model": "convnet", "weights": "none"} | fields))
-    return build_network(options, Pixels(shape=shape, **known), num_classes=num_classes, **facts)
+    pixels = Pixels(shape=shape, statistics=statistics)
+    return build_network(options, pixels, num_classes=num_classes, **facts)
 
 
 def shaken(network, images):
@@ -54,7 +55,7 @@ def slow(*values):
 )
 def test_each_network_takes_uint8_and_answers_with_probabilities(model):
     images = images_of((32, 32, 1))
-    network = build((32, 32, 1), model=model, test_time_flip=False)
+    network = build((32, 32, 1), model=model, with_mirror=False)
     probabilities = answer(network.model, images)
     assert probabilities.dtype == np.float32
     if network.backbone is None:  # Untrained, it finds all classes as likely.
@@ -68,7 +69,7 @@ def test_each_network_takes_uint8_and_answers_with_probabilities(model):
 
 def test_the_convnet_on_fashion_mnist_is_the_tutorials_network_and_fits_any_input():
     def num_parameters(shape, num_classes=4):
-        network = build(shape, num_classes, head_units=64)
+        network = build(shape, num_classes)
         assert network.model.output_shape == (None, num_classes)
         return network.model.count_params()
 
@@ -89,7 +90,7 @@ def test_the_small_resnet_brings_any_image_to_a_small_grid(monkeypatch):
 
 def test_an_image_and_its_mirror_image_get_the_same_answer_the_mean_of_both():
     images = images_of((16, 16, 1))
-    network, plain = (shaken(build(test_time_flip=flip), images) for flip in (True, False))
+    network, plain = (shaken(build(with_mirror=flip), images) for flip in (True, False))
     first, second = (answer(plain.model, each) for each in (images, images[:, :, ::-1]))
     assert np.abs(first - second).max() > 0.1
     for each in (images, images[:, :, ::-1]):
@@ -100,7 +101,7 @@ def test_an_image_and_its_mirror_image_get_the_same_answer_the_mean_of_both():
 def test_a_temperature_in_the_network_is_the_one_of_the_calibration(flip):
     images = images_of((16, 16, 1))
     before, after = (
-        answer(shaken(build(test_time_flip=flip, temperature=each), images).model, images)
+        answer(shaken(build(with_mirror=flip, temperature=each), images).model, images)
         for each in (1.0, 0.4)
     )
     np.testing.assert_allclose(after, CLASSES.cool(before, 0.4), atol=1e-6)
@@ -117,30 +118,16 @@ def normalized(network, images):
     return answer(seen, images.astype(np.float32))
 
 
-def standardized(floats, axes):
-    return (floats - floats.mean(axes, keepdims=True)) / floats.std(axes, keepdims=True)
-
-
-def test_pixels_are_scaled_as_asked_also_those_of_one_grey_level():
+def test_pixels_are_scaled_by_their_range_or_by_those_of_the_training_also_those_of_one_level():
     images = images_of((20, 24, 3)) // 2
     floats = images.astype(np.float64)
-    expected = {"unit": floats / 255, "data": standardized(floats, (0, 1, 2))}
-    expected["image"] = standardized(floats, (1, 2))
-    for kind, pixels in expected.items():
-        network = build((20, 24, 3), normalize=kind, statistics=PixelStatistics.from_images(images))
+    standardized = (floats - floats.mean((0, 1, 2))) / floats.std((0, 1, 2))
+    for model, pixels in {"convnet": floats / 255, "small_resnet": standardized}.items():
+        network = build((20, 24, 3), model=model, images=images)
         np.testing.assert_allclose(normalized(network, images), pixels, atol=1e-4)
         grey = np.full_like(images, 7)
-        network = build((20, 24, 3), normalize=kind, statistics=PixelStatistics.from_images(grey))
+        network = build((20, 24, 3), model=model, images=grey)
         assert np.isfinite(answer(network.model, grey)).all()
-
-
-def test_the_size_of_the_padding_does_not_change_how_a_picture_is_normalized():
-    images = np.maximum(images_of((20, 24, 3)) // 2, 1)
-    padded = np.pad(images, ((0, 0), (3, 5), (0, 0), (0, 0)))
-    network = build(padded.shape[1:], normalize="image", is_padded=True)
-    expected = standardized(images.astype(np.float64), (1, 2))
-    np.testing.assert_allclose(normalized(network, padded)[:, 3:-5], expected, atol=1e-4)
-    assert np.isfinite(answer(network.model, np.zeros_like(padded))).all()
 
 
 @pytest.mark.slow
@@ -179,10 +166,16 @@ def test_a_file_of_weights_that_is_missing_or_does_not_fit_is_named(tmp_path):
 
 def test_the_dropout_acts_in_training_alone():
     images = images_of((16, 16, 1)).astype(np.float32)
-    network = shaken(build(dropout=0.5), images)
+    network = shaken(build(model="small_resnet"), images)
     np.testing.assert_array_equal(answer(network.logits, images), answer(network.logits, images))
     first, second = (answer(network.logits, images, training=True) for _ in range(2))
     assert np.abs(first - second).max() > 0.1
+
+
+def test_efficientnet_lite_answers_to_smaller_images_than_those_that_it_is_exported_for():
+    network = build((64, 64, 1), model="efficientnet_lite0")
+    assert answer(network.logits, images_of((32, 32, 1)).astype(np.float32)).shape == (3, 4)
+    assert network.model.input_shape == (None, 64, 64, 1)
 
 
 # ---- the networks of keras.applications

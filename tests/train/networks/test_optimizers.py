@@ -26,19 +26,16 @@ def test_the_rate_rises_to_its_peak_and_stays_or_falls_along_a_cosine(
 
 
 def test_a_warm_up_is_no_longer_than_the_training():
-    optimizer = make_optimizer(
-        OptimizerOptions(warmup_steps=100, learning_rate=1.0), precision="float32", num_steps=2
-    )
+    optimizer = make_optimizer(OptimizerOptions(warmup_steps=100, learning_rate=1.0), num_steps=2)
     optimizer.build([keras.Variable([1.0])])
     assert float(optimizer.learning_rate) == pytest.approx(0.5)
 
 
-def updated(variables, precision="float32", pretrained=(), head_steps=0, **fields):
+def updated(variables, pretrained=(), head_steps=0, **fields):
     """Returns an optimizer after one step whose gradients are zero."""
     options = OptimizerOptions(**{"ema_decay": 0.0, "learning_rate": 0.1, **fields})
     optimizer = make_optimizer(
         options,
-        precision=precision,
         num_steps=10,
         pretrained=pretrained,
         head_steps=head_steps,
@@ -82,14 +79,9 @@ def test_pretrained_layers_learn_and_decay_by_their_own_rate_after_the_steps_of_
     assert first > 0.5
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_the_moving_average_stands_in_for_the_weights_inside_a_block_even_one_that_fails(precision):
+def test_the_moving_average_stands_in_for_the_weights_inside_a_block_even_one_that_fails():
     variable = keras.Variable([0.0], name="kernel")
-    optimizer = updated(
-        [variable], optimizer="sgd", weight_decay=0.0, ema_decay=0.75, precision=precision
-    )
-    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    assert is_scaled == (precision == "float16")
+    optimizer = updated([variable], optimizer="sgd", weight_decay=0.0, ema_decay=0.75)
     for value in (1.0, 2.0):
         variable.assign([value])
         optimizer.apply([np.zeros(1, np.float32)])

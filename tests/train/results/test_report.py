@@ -92,7 +92,7 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
     fields = {
         "directory": Path("a run"),
         "manifest": manifest or manifest_of(names),
-        "config": {"model": "convnet", "seed": 3, "checkpoint_seconds": 120.0},
+        "config": {"model": "convnet", "seed": 3, "bootstrap_samples": 1000},
         "metrics": found | {"split": "test", "best_epoch": 2},
         "examples": examples,
         "facts": {"Versions": {"python": "3.11.7"}},

@@ -28,7 +28,7 @@ def test_variables_and_facts_come_back_as_they_were_in_the_same_network_alone(tm
     # More than nine, because names must not sort 10 before 2.
     model = variables_of(*([float(index)] for index in range(12)))
     optimizer = variables_of([[1.5, 2.5]])
-    checkpoint.save_checkpoint(path, {"model": model, "optimizer": optimizer}, {"step": 7}, [])
+    checkpoint.save_checkpoint(path, {"model": model, "optimizer": optimizer}, {"step": 7})
     facts, groups = checkpoint.load_checkpoint(path)
     assert facts == {"step": 7}
     for name, saved in (("model", model), ("optimizer", optimizer)):
@@ -43,7 +43,7 @@ def test_variables_and_facts_come_back_as_they_were_in_the_same_network_alone(tm
 @pytest.mark.parametrize("keep", [0.0, 0.9, None])
 def test_a_damaged_file_is_reported_not_used(tmp_path, keep):
     path = tmp_path / "checkpoint.npz"
-    checkpoint.save_checkpoint(path, {"model": variables_of([1.0] * 1000)}, {"step": 1}, [])
+    checkpoint.save_checkpoint(path, {"model": variables_of([1.0] * 1000)}, {"step": 1})
     content = bytearray(path.read_bytes())
     if keep is None:
         content[len(content) // 2] ^= 1

@@ -25,16 +25,11 @@ def parse(*argv, **defaults):
         ({"epochs": 0}, "--epochs must be at least 1; received 0"),
         ({"learning_rate": 0.0}, "--lr must be above 0"),
         ({"mixup": float("nan")}, "--mixup must be at least 0"),
-        (
-            {"normalize": "data", "model": "vgg16"},
-            "--normalize is only for small_resnet and convnet",
-        ),
         ({"fold_splits": "train"}, "--fold and --fold_splits need --folds"),
         ({"augment": False, "augment_strength": 0.5}, "--augment_strength is for --augment"),
-        ({"class_weights": "none", "class_weight_power": 1}, "--class_weight_power is for --class"),
         ({"folds": 5, "fold": 5}, r"--fold must be in 0\.\.4, received 5"),
         ({"epochs": 2, "head_epochs": 3}, "--head_epochs 3 is more than --epochs 2"),
-        ({"gpu_memory": "some"}, "--gpu_memory must be growth, all or a number"),
+        ({"half_size": 1.0}, "--half_size must be below 1"),
         (
             {"model": "small_resnet", "weights": "imagenet"},
             "small_resnet starts from random weights",
@@ -48,12 +43,11 @@ def test_a_wrong_value_is_refused_with_the_flag_and_what_was_received(fields, me
 
 def test_every_field_is_a_flag_and_arrives_with_its_type():
     config = parse(
-        f"--data={DATA}", "--epochs=3", "--dropout=0.5", "--augment", "--no-jit_compile",
-        "--devices=2", "--weights=none",
+        f"--data={DATA}", "--epochs=3", "--mixup=0.5", "--no-augment", "--devices=2",
+        "--weights=none",
     )  # fmt: skip
-    assert (config.input.data, config.input.epochs, config.network.dropout) == (DATA, 3, 0.5)
-    devices = config.devices
-    assert (config.augmentation.augment, devices.jit_compile, devices.gpus) == (True, False, 2)
+    assert (config.input.data, config.input.epochs, config.devices.gpus) == (DATA, 3, 2)
+    assert (config.augmentation.augment, config.augmentation.mixup) == (False, 0.5)
     assert config.network.weights == "none"
     names = ("MobileNet_V2", "efficientnet-lite0", "ConvNet")
     models = [parse(f"--data={DATA}", f"--model={name}").network.model for name in names]
@@ -81,7 +75,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
 
 
 def test_differences_name_what_changes_learning_and_leave_out_what_does_not():
-    ours = {"config": TrainConfig.of(data="x", epochs=2, gpus=2, checkpoint_seconds=5.0).to_dict()}
+    ours = {"config": TrainConfig.of(data="x", epochs=2, gpus=2, bootstrap_samples=5).to_dict()}
     theirs = {"config": TrainConfig.of(data="y", epochs=3).to_dict()}
     only = ["epochs: 3 in the folder, 2 requested"]
     assert train_config.differences(ours, theirs) == only

@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import signal
-import sys
 
 import numpy as np
 import pytest
@@ -14,9 +12,7 @@ from marked_images import (
     flags,
     history_of,
     marked_data,
-    outputs_of,
     run_on_jax,
-    start_workers,
 )
 
 pytestmark = [
@@ -54,9 +50,9 @@ sys.meta_path = [
 INTERRUPT = """
 import os, signal, sys
 from train import run
-from train.training import callbacks
+from train.training import monitors
 
-real_add = callbacks.EpochMeter.add
+real_add = monitors.EpochMeter.add
 
 def interrupt_step_5(number):
     steps = []
@@ -67,7 +63,7 @@ def interrupt_step_5(number):
             os.kill(os.getpid(), number)
         real_add(*given, **named)
 
-    callbacks.EpochMeter.add = add
+    monitors.EpochMeter.add = add
 """
 
 PROGRAM = (
@@ -85,7 +81,7 @@ def train(name):
 codes = [train("whole")]
 interrupt_step_5(signal.SIGTERM)
 codes.append(train("resumed"))
-callbacks.EpochMeter.add = real_add
+monitors.EpochMeter.add = real_add
 model, measured = ["--model", out + "/whole"], ["--data", data]
 codes += [
     train("resumed"),
@@ -157,33 +153,3 @@ for backend in ("torch", "tensorflow"):
     assert result.stdout.split() == ["2", "2"]
     assert "KERAS_BACKEND=torch is not supported; use tensorflow or jax" in result.stderr
     assert "pip install '.[train]'" in result.stderr
-
-
-UNDISTURBED = "import sys; from train import run; sys.exit(run.main(sys.argv[1:]))"
-
-KILLED_AT_STEP_5 = f"""{INTERRUPT}
-interrupt_step_5(signal.SIGKILL)
-sys.exit(run.main(sys.argv[1:]))
-"""
-
-
-def start_two_processes(data, workdir, program=UNDISTURBED):
-    settings = flags(**SETTINGS | {"replica_batch_size": 4, "checkpoint_seconds": 0})
-    arguments = ["--data", data, "--workdir", workdir, *settings]
-    words = [sys.executable, "-c", program, *map(str, arguments)]
-    return start_workers(words, KERAS_BACKEND="jax")
-
-
-def test_two_processes_learn_what_one_learns_and_go_on_when_both_were_killed(data, out, tmp_path):
-    outputs = outputs_of(start_two_processes(data, tmp_path / "two"))
-    assert "2 x cpu on jax" in outputs[0]
-    np.testing.assert_allclose(losses_of(tmp_path / "two"), losses_of(out / "whole"), rtol=1e-4)
-
-    first, second = start_two_processes(data, tmp_path / "resumed", KILLED_AT_STEP_5)
-    output = first.communicate(timeout=400)[0]
-    assert first.returncode == -signal.SIGKILL, output
-    second.kill()  # It waits for the first.
-    second.communicate()
-    assert len(history_of(tmp_path / "resumed")) == 1
-    outputs_of(start_two_processes(data, tmp_path / "resumed"))
-    assert losses_of(tmp_path / "resumed") == losses_of(tmp_path / "two")

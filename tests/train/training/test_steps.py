@@ -30,16 +30,11 @@ def run_variants(data, variants, **variables):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-# Dropout draws on each device.
-EVERYTHING = {**ALL_ON, "dropout": 0.0, "normalize": "data"}
 VARIANTS = [
     {**QUICK, "gpus": 1},
     {**QUICK, "gpus": 2},
-    {**QUICK, "gpus": 2, "steps_per_execution": 5},
-    {**QUICK, "gpus": 1, "jit_compile": True},
-    {**QUICK, "gpus": 2, "dropout": 0.3},
-    {**EVERYTHING, "gpus": 1},
-    {**EVERYTHING, "gpus": 2},
+    {**ALL_ON, "gpus": 1},
+    {**ALL_ON, "gpus": 2},
 ]
 
 
@@ -63,25 +58,15 @@ def check_agreement(one, two):
 def test_one_and_two_replicas_agree_also_with_all_that_the_recipe_has(runs):
     """Augmentation, MixUp, smooth labels, class weights, AdamW, cosine and moving average."""
     check_agreement(runs[0], runs[1])
-    check_agreement(runs[5], runs[6])
-    assert runs[5]["losses"] != pytest.approx(runs[0]["losses"], rel=1e-2)
-
-
-@pytest.mark.slow
-def test_steps_in_one_go_and_compiled_ones_learn_the_same_by_one_graph(runs):
-    for one, other, tolerance in ((2, 1, 1e-5), (3, 1, 1e-4)):
-        assert runs[one]["counts"] == runs[other]["counts"]
-        np.testing.assert_allclose(runs[one]["losses"], runs[other]["losses"], rtol=tolerance)
-    # Random layers draw on each replica.
-    assert np.isfinite(runs[4]["losses"]).all()
-    assert runs[4]["losses"] != pytest.approx(runs[1]["losses"], rel=1e-3)
+    check_agreement(runs[2], runs[3])
+    assert runs[2]["losses"] != pytest.approx(runs[0]["losses"], rel=1e-2)
     assert [run["num_traces"] for run in runs] == [1] * len(VARIANTS)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
 def test_one_and_two_replicas_agree_on_jax(data):
-    ones, twos = [VARIANTS[0], VARIANTS[5]], [VARIANTS[1], VARIANTS[6]]
+    ones, twos = [VARIANTS[0], VARIANTS[2]], [VARIANTS[1], VARIANTS[3]]
     runs = run_variants(data, ones + twos, KERAS_BACKEND="jax")
     check_agreement(runs[0], runs[2])
     check_agreement(runs[1], runs[3])
@@ -97,7 +82,7 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
 
     manifest = tfrecord_io.Manifest.load(data)
     keras.utils.set_random_seed(1)
-    config = TrainConfig.of(data=str(data), seed=1, head_units=64, **QUICK)
+    config = TrainConfig.of(data=str(data), seed=1, **QUICK)
     network = build_network(config.network, Pixels(shape=SHAPE), num_classes=4, seed=1)
     network.logits.compile(
         keras.optimizers.Adam(config.optimizer.learning_rate),
@@ -119,16 +104,16 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
 
 def session_with(data, **fields):
     fields = {"label_smoothing": 0.0, "augment": False, "mixup": 0.0} | fields
-    return session_of(TrainConfig.of(data=str(data), strategy="single", **fields))
+    return session_of(TrainConfig.of(data=str(data), **fields))
 
 
-def lesson_of(data, **fields):
-    return session_with(data, **fields).lesson
+def objective_of(data, **fields):
+    return session_with(data, **fields).objective
 
 
 def loss_and_totals(data, labels, logits, weights, **fields):
-    fields = {"class_weights": "none"} | fields
-    loss, totals = lesson_of(data, **fields).loss_and_totals(labels, logits, weights)
+    fields = {"class_weight_power": 0.0} | fields
+    loss, totals = objective_of(data, **fields).loss_and_totals(labels, logits, weights)
     return float(loss), np.asarray(totals).tolist()
 
 
@@ -140,7 +125,7 @@ def test_the_loss_is_weighted_by_class_and_filling_copies_count_nothing(data):
     logits = np.array([[0.0] * 4, [0.0] * 4, [-np.inf, np.inf, 0.0, 0.0]], np.float32)
     weights = np.array([0.5, 0.5, 0.0], np.float32)
     loss, totals = loss_and_totals(
-        data, labels[:2], logits[:2], weights[:2], class_weights="balanced"
+        data, labels[:2], logits[:2], weights[:2], class_weight_power=0.5
     )
     assert loss == pytest.approx(math.log(4) * (0.5 * of_class[0] + 0.5 * of_class[1]))
     assert totals[0] == pytest.approx(2 * math.log(4))  # the plain cross-entropy
@@ -149,7 +134,7 @@ def test_the_loss_is_weighted_by_class_and_filling_copies_count_nothing(data):
     # A mixture of classes has the mixture of their weights.
     mixed = np.array([[0.75, 0.25, 0.0, 0.0]], np.float32)
     one = np.ones(1, np.float32)
-    loss, _ = loss_and_totals(data, mixed, logits[:1], one, class_weights="balanced")
+    loss, _ = loss_and_totals(data, mixed, logits[:1], one, class_weight_power=0.5)
     assert loss == pytest.approx(math.log(4) * (0.75 * of_class[0] + 0.25 * of_class[1]))
 
 
@@ -178,8 +163,8 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too(
     images = np.random.default_rng(0).integers(256, size=(4, *SHAPE), dtype=np.uint8)
     labels = np.eye(4, dtype=np.float32)
     draws = np.random.default_rng(1).random((4, NUM_DRAWS), np.float32)
-    lesson = lesson_of(data, **fields)
-    prepared, prepared_labels = map(np.asarray, lesson.prepare(images, labels, draws))
+    objective = objective_of(data, **fields)
+    prepared, prepared_labels = map(np.asarray, objective.prepare(images, labels, draws))
     assert prepared.dtype == np.float32
     assert (np.abs(prepared - images).mean() > 1) == changes_images
     assert ((prepared_labels > 0).sum(-1) == 1 + changes_labels).all()
@@ -197,8 +182,8 @@ def test_the_augmentation_knows_that_the_images_are_padded(data):
     for fit in ("pad", "stretch"):
         manifest = dataclasses.replace(session.data.manifest, preprocessing={"fit": fit})
         changed = dataclasses.replace(session.data, manifest=manifest)
-        lesson = open_session(session.plan, changed, session.devices).lesson
-        assert np.any(lesson.prepare(*black)[0]) == (fit == "stretch")
+        objective = open_session(session.plan, changed, session.devices).objective
+        assert np.any(objective.prepare(*black)[0]) == (fit == "stretch")
 
 
 def test_class_weights_are_frequencies_to_a_negative_power_with_mean_1():

@@ -1,8 +1,6 @@
 import contextlib
-import dataclasses
 import io
 import json
-import math
 import os
 import re
 import shutil
@@ -44,16 +42,14 @@ from train import run
 from train.data.dataset import patient_folds
 from train.data.seen import read_seen
 from train.extras.bucket import open_run
-from train.kinds import measures
 from train.machine.errors import TrainingError
 from train.machine.places import RunFolder
 from train.networks.export import export_model
 from train.results.classifier import load_classifier, other_decoder, predict_images
-from train.training import callbacks
+from train.training import monitors, training_loop
 from train.training.checkpoint import load_checkpoint
-from train.training.claim import claim
 from train.training.config import TrainConfig
-from train.training.session import session_of
+from train.training.steps import StepResults, TensorFlowSteps
 from train.training.trainer import train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -67,15 +63,15 @@ def stop_at(monkeypatch, workdir, step):
     """Lets this process get SIGTERM while a run is in that step, counted from 1."""
     facts, _ = load_checkpoint(workdir / "checkpoint.npz")
     steps_left = [step - facts.get("step", 0)]
-    real_add = callbacks.EpochMeter.add
+    real_add = monitors.EpochMeter.add
 
     def add(meter, results, seconds, *, timed):
-        steps_left[0] -= len(results.totals)
+        steps_left[0] -= 1
         if steps_left[0] == 0:
             os.kill(os.getpid(), signal.SIGTERM)
         real_add(meter, results, seconds, timed=timed)
 
-    monkeypatch.setattr(callbacks.EpochMeter, "add", add)
+    monkeypatch.setattr(monitors.EpochMeter, "add", add)
 
 
 def train_until(step, config, workdir, monkeypatch):
@@ -100,14 +96,14 @@ def test_a_run_leaves_everything_that_was_promised(class_run):
     assert (written["global_batch_size"], written["weights"]) == (16, "none")
 
 
-def test_it_learns_and_is_measured_in_its_best_epoch_on_the_test_split_by_patient(class_run):
+def test_it_learns_and_is_measured_after_its_last_epoch_on_the_test_split_by_patient(class_run):
     history, metrics = history_of(class_run), metrics_of(class_run)
     assert [row["step"] for row in history] == [6, 12, 17]  # 90 images in batches of 16
     assert history[-1]["loss"] < 0.8 * history[0]["loss"]
     for row in history[1:]:
         assert row["images_per_second"] > 0
         assert 0 <= row["input_wait_share"] <= 1
-    assert metrics["best_epoch"] == 1 + int(np.argmin([row["val_loss"] for row in history]))
+    assert metrics["best_epoch"] == 3
     assert (metrics["split"], metrics["num_examples"], metrics["num_patients"]) == ("test", 30, 15)
     assert metrics["bootstrap_by"] == "patient"
     assert metrics["scores"]["accuracy"]["value"] > 0.4  # chance is 0.25
@@ -206,7 +202,6 @@ def test_overwrite_that_is_refused_leaves_the_run_as_it_was(
         f"--init {folder} is in --workdir {folder}": {"init": folder},
         "no.weights.h5": {"weights": tmp_path / "no.weights.h5"} | lite,
         "broken.weights.h5": {"weights": tmp_path / "broken.weights.h5"} | lite,
-        "do not fit": {"init": class_run, "head_units": 7},
         "--model mobilenetv2 is another one": {"init": class_run, "model": "mobilenet_v2"},
         "gives the first weights; leave out": {"init": class_run, "weights": "none"},
         "config.json does not exist": {"init": tmp_path},
@@ -217,18 +212,13 @@ def test_overwrite_that_is_refused_leaves_the_run_as_it_was(
         assert files_of(folder) == before, told
 
 
-def test_what_is_no_run_or_read_by_other_workers_is_not_replaced(class_data, tmp_path):
+def test_what_is_no_run_is_not_replaced(class_data, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="it is not a run folder"):
         claimed(config_of(class_data), tmp_path)
     (tmp_path / "config.json").write_text('{"model": "of another program"}')
     with pytest.raises(UserError, match="not the configuration of a run"):
         claimed(config_of(class_data), tmp_path, overwrite=True)
-    session = session_of(config_of(class_data))
-    of_two = dataclasses.replace(session.devices, num_workers=2)
-    config, manifest = session.plan.config, session.data.manifest
-    with pytest.raises(UserError, match="would remove what other workers read"):
-        claim(RunFolder.at(tmp_path), config, manifest, of_two, overwrite=True).__enter__()
     assert (tmp_path / "thesis.txt").exists()
 
 
@@ -266,7 +256,6 @@ def test_what_cannot_be_learned_is_refused_before_a_folder_is_made(class_run, tm
         ((("cnv", "normal"), CLASSES), class_run, "such as .* cnv=CNV,normal=NORMAL, or"),
         ((OCT_NAMES, MULTI_LABEL), class_run, "learned classes, but the dataset has labels"),
         ((("NORMAL",), CLASSES), None, "has one class, NORMAL, so there is nothing to tell"),
-        ((OCT_NAMES, CLASSES), None, "--best_by val_loss needs validation images, and this run"),
     ):
         write_marked_dataset(tmp_path / "data", {"train": 4}, label_names=names, label_kind=kind)
         config = config_of(tmp_path / "data", init=init and str(init))
@@ -291,7 +280,7 @@ def test_one_image_and_all_defaults_are_a_run_that_says_what_it_lacks_and_ends_w
 ):
     data, workdir = tmp_path / "data", tmp_path / "run"
     write_marked_dataset(data, num_examples={"train": 1})
-    arguments = [f"--data={data}", f"--workdir={workdir}", "--epochs=2", "--strategy=single"]
+    arguments = [f"--data={data}", f"--workdir={workdir}", "--epochs=2"]
     assert run.main(arguments) == 0
     before, _, after = capsys.readouterr().out.partition("epoch 1/2")
     assert "note: there are no validation and no test images" in before
@@ -314,7 +303,7 @@ def test_without_one_split_the_other_is_measured_without_a_temperature(
     """What is fitted to the validation split must not be reported of it."""
     data = tmp_path / "data"
     write_marked_dataset(data, num_examples={"train": 40, measured: 12}, with_patients=False)
-    config = config_of(data, epochs=best_epoch, best_by="last")
+    config = config_of(data, epochs=best_epoch)
     found = train_and_evaluate(config, tmp_path / "run")
     assert (found["split"], found["num_examples"]) == (measured, 12)
     assert (found["best_epoch"], found["bootstrap_by"]) == (best_epoch, "image")
@@ -339,25 +328,52 @@ def same_values(ours, theirs):
     return all(np.array_equal(one, other) for one, other in pairs)
 
 
-@pytest.mark.slow
-def test_the_kept_weights_are_those_of_the_best_epoch_whenever_the_run_is_stopped(
-    class_data, tmp_path, monkeypatch
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+def test_the_weights_that_a_run_ends_with_are_kept_before_the_checkpoint_that_says_it_is_done(
+    class_data, tmp_path, monkeypatch, ema_decay
 ):
-    """They lie in the checkpoint with the name of their epoch. A loss that is NaN never wins."""
-    workdir = tmp_path / "run"
-    losses = iter([math.nan, 1.0, 2.0, math.nan])
-    real = measures.cross_entropy
-    monkeypatch.setattr(measures, "cross_entropy", lambda *given: next(losses, real(*given)))
-    config = config_of(class_data, epochs=4)
-    train_until(12, config, workdir, monkeypatch)  # the end of the second epoch
-    kept = arrays_of(workdir / "checkpoint.npz", "best")
-    assert same_values(kept, arrays_of(workdir / "checkpoint.npz", "model"))
-    train_until(20, config, workdir, monkeypatch)  # in the fourth
-    facts, _ = load_checkpoint(workdir / "checkpoint.npz")
-    assert (facts["best_epoch"], len(facts["history"])) == (2, 3)
-    check_equal(arrays_of(workdir / "checkpoint.npz", "best"), kept)
-    assert train_and_evaluate(config, workdir)["best_epoch"] == 2
-    assert same_values(kept, arrays_of(workdir / "best.npz", "model"))
+    workdir, real_save = tmp_path / "run", training_loop.save_checkpoint
+
+    def save_last(path, groups, facts):
+        if path.name == "checkpoint.npz" and facts["step"] == 6:
+            raise TrainingError("killed here")
+        real_save(path, groups, facts)
+
+    config = config_of(class_data, epochs=1, ema_decay=ema_decay)
+    with monkeypatch.context() as patch:
+        patch.setattr(training_loop, "save_checkpoint", save_last)
+        with pytest.raises(TrainingError, match="killed here"):
+            train_and_evaluate(config, workdir)
+    kept = arrays_of(workdir / "best.npz", "model")
+    with without_saved_model():
+        train_and_evaluate(config, workdir)
+    check_equal(arrays_of(workdir / "best.npz", "model"), kept)
+    at_the_end = arrays_of(workdir / "checkpoint.npz", "model")
+    assert same_values(kept, at_the_end) == (ema_decay == 0)
+    (workdir / "best.npz").unlink()
+    (workdir / "metrics.json").unlink()
+    with pytest.raises(TrainingError, match=r"best\.npz is missing; remove checkpoint\.npz"):
+        train_and_evaluate(config, workdir)
+
+
+@pytest.mark.parametrize(
+    ("loss", "num_traces", "message"),
+    [
+        (np.nan, 1, "the loss is nan at step 1: .* Lower --lr"),
+        (np.inf, 1, "at step 1"),
+        (1.0, 2, "traced again before step 1"),
+    ],
+)
+def test_a_loss_that_is_no_number_and_a_graph_that_is_traced_again_end_the_run(
+    class_data, tmp_path, monkeypatch, loss, num_traces, message
+):
+    def step(steps, batches, *, half_size):
+        steps.num_traces[half_size] += num_traces
+        return StepResults(totals=np.array([loss, 0, 4], np.float32), wait_seconds=0.0)
+
+    monkeypatch.setattr(TensorFlowSteps, "train", step)
+    with pytest.raises(TrainingError, match=message):
+        train_and_evaluate(config_of(class_data), tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -367,7 +383,7 @@ def test_what_is_reported_is_what_predict_says_of_the_same_files(
     """To the last digit written, although the layers were trained in reduced precision."""
     workdir = tmp_path / "run"
     config = config_of(
-        built_dataset, epochs=1, replica_batch_size=4, precision="bfloat16", test_time_flip=True
+        built_dataset, epochs=1, replica_batch_size=4, precision="bfloat16", augment=True
     )
     found = train_and_evaluate(config, workdir)
     assert found["calibration"]["fitted_on"] == "val"
@@ -396,7 +412,7 @@ def test_fine_tuning_trains_the_head_first_and_then_the_last_layers_alone(tmp_pa
     before = {layer.name: [w.numpy() for w in layer.weights] for layer in source.layers}
     config = config_of(
         data, model="vgg16", weights=str(weights), epochs=2, replica_batch_size=8,
-        fine_tune_learning_rate=0.02, optimizer="sgd", best_by="last",
+        fine_tune_learning_rate=0.02, optimizer="sgd",
     )  # fmt: skip
     train_and_evaluate(config, tmp_path / "run")
     rows = history_of(tmp_path / "run")

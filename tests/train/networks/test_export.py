@@ -6,7 +6,7 @@ import pytest
 from marked_images import KERAS_ARRAY_WARNING, export_untrained
 
 from train.machine.errors import TrainingError
-from train.training import export
+from train.networks import export
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -21,8 +21,7 @@ def slow(model):
 def exported(request, tmp_path_factory):
     """A network with all that can go wrong: random layers, ImageNet scaling, grey input."""
     folder = tmp_path_factory.mktemp("run")
-    fields = {"model": request.param, "weights": "none", "dropout": 0.5, "head_units": 8}
-    model, manifest = export_untrained(folder, SHAPE, **fields)
+    model, manifest = export_untrained(folder, SHAPE, model=request.param, weights="none")
     return folder / "export", manifest, model
 
 
