@@ -101,14 +101,14 @@ class BuildOptions:
         return next((each for each in self.extras if isinstance(each, kind)), kind())
 
     def __post_init__(self) -> None:
-        rows = self.source.rows
-        if rows and not self.images.image_size:
-            self._fill_in("images", image_size=rows.image_size)
+        arrays = self.source.arrays
+        if arrays and not self.images.image_size:
+            self._fill_in("images", image_size=arrays.image_size)
         if self.images.image_size:
             height, width = self.images.image_size
             self._fill_in("pixels", height=height, width=width)
         folder, output = self.source.input or "", self.output.output
-        is_tree = self.source.source in ("directory", "parquet") and not is_remote(folder)
+        is_tree = self.source.source == "directory" and not is_remote(folder)
         if is_tree and folder and is_inside(output, folder):
             raise ValueError(
                 f"--output {output} is inside --input {folder}: the next build would list the "
@@ -126,12 +126,6 @@ class BuildOptions:
             raise ValueError(
                 "--download_dir is for what is downloaded or drawn, or unpacked for an --output in "
                 "a bucket; leave it out"
-            )
-        is_uploaded = source.source in ("kaggle", "archive") and not is_remote(source.input or "")
-        if source.staging and (self.workers == "here" or not is_uploaded):
-            raise ValueError(
-                "--staging is for an archive on this machine and workers on others, as those of "
-                "--runner=DataflowRunner; leave it out"
             )
 
     @property
@@ -187,7 +181,7 @@ def parse_options(argv: Sequence[str], extras: Sequence[type] = ()) -> BuildOpti
         values_of = {name: flags.given(group, namespace) for name, group in _GROUPS.items()}
         source = SourceOptions(**values_of.pop("source"))
         if "labels" not in values_of["listing"]:
-            values_of["listing"]["rows"] = source.rows
+            values_of["listing"]["rows"] = source.arrays
         chosen = {name: _GROUPS[name](**values) for name, values in values_of.items()}
         more = tuple(extra(**flags.given(extra, namespace)) for extra in extras)
         return BuildOptions(source=source, **chosen, extras=more, beam_args=tuple(beam_args))

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.listing import roles
 from pipelines.listing.table_files import OPTIONAL
-from pipelines.sources.rows import RowSource
+from pipelines.sources.npz import NpzSource
 from tfrecord_io.format import kinds
 from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
 from tfrecord_io.terminal.address import local_path
@@ -165,7 +165,7 @@ class ListingOptions:
         may_be_empty=True,
     )
     #: The source, if the table of labels is in its files; `labels` goes before it.
-    rows: RowSource | None = None
+    rows: NpzSource | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -26,8 +26,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.sources.packing import Budget
-from pipelines.sources.parquet import read_within
+from pipelines.sources.packing import Budget, read_within
 from tfrecord_io.format.examples import SITE
 from tfrecord_io.format.person import column_in_one_form
 from tfrecord_io.terminal.printing import counted

@@ -1,8 +1,7 @@
-"""Images in a zip or tar on a disk, or in a zip on a store; each is read in place.
+"""Images in a zip on a disk or on a store; each is read in place.
 
 The launcher lists the members once, and a worker reads each at the offset that was found: opening a
-zip of 170,000 members would take a second and a hundred megabytes in each worker. A tar has no
-checksums, so the launcher computes the CRC-32 of each member, as a zip has.
+zip of 170,000 members would take a second and a hundred megabytes in each worker.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import dataclasses
 import io
 import mmap
 import os
+import re
 import shlex
 import stat
-import tarfile
 import threading
 import zipfile
 import zlib
@@ -25,8 +24,7 @@ from typing import IO, Any, BinaryIO
 import deflate
 
 from pipelines import errors
-from pipelines.sources.packing import gunzipped, version_of
-from pipelines.sources.source import MAX_FILE_BYTES, Member, Reader, Source
+from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.decoding.unread import START_BYTES, what_is
 from tfrecord_io.stores import archives, remote
@@ -35,9 +33,17 @@ from tfrecord_io.stores.range_file import RangeFile
 from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.printing import counted
 
-_COPY_BYTES = 4 * 1024 * 1024
 _ENCRYPTED = 0x1
-_GZIP = b"\x1f\x8b"
+# Methods of compression that are not read; stored (0) and Deflate (8) are.
+_METHODS = {9: "Deflate64", 12: "bzip2", 14: "LZMA", 20: "zstd", 93: "zstd", 95: "xz", 98: "PPMd"}
+# How the names of parts of a split archive end.
+_PART = r"\.(z\d\d|(zip|7z|rar)\.\d+|r\d\d)$"
+
+
+def version_of(file: Path | int) -> tuple[int, int]:
+    """Returns the size in bytes and the time of change in ns of a file or descriptor."""
+    status = os.stat(file)  # noqa: PTH116 - a Path has no descriptor
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +52,7 @@ class LocalFile:
 
     Attributes:
         path: the file.
-        url: what the user gave: this file, or what was packed into it.
+        url: what the user gave.
         version: its size in bytes, and the time of its last change in ns.
     """
 
@@ -61,29 +67,27 @@ class LocalFile:
 
 @dataclasses.dataclass(frozen=True)
 class ArchiveSource(Source):
-    """Images in a zip or tar, see `open_archive`. If the file changes, reading it is an error.
+    """Images in a zip, see `open_archive`. If the file changes, reading it is an error.
 
     Attributes:
         file: the archive.
-        is_zip: whether it is a zip; else it is a tar.
         facts: its entry in the manifest.
     """
 
     file: LocalFile | remote.StoredFile
-    is_zip: bool
     facts: Mapping[str, Any]
 
     def members(self) -> Iterator[Member]:
         with self.file.open() as file:
-            yield from (zip_members if self.is_zip else _tar_members)(file, self.file.url)
+            yield from zip_members(file, self.file.url)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[ArchiveReader]:
         if isinstance(self.file, LocalFile):
             with self.file.open() as file:
-                yield _LocalReader(file.fileno(), self.file, is_zip=self.is_zip)
+                yield _LocalReader(file.fileno(), self.file)
         else:
-            reader = ArchiveReader(self.file.read, self.file.size, is_zip=self.is_zip)
+            reader = ArchiveReader(self.file.read, self.file.size)
             reader.num_parallel_reads = remote.NUM_CONNECTIONS
             yield reader
 
@@ -91,61 +95,51 @@ class ArchiveSource(Source):
         return {**self.facts}
 
 
-def open_archive(place: Path | Address, scratch_dir: Path, **facts: Any) -> ArchiveSource:
-    """Returns the source of a local zip or tar, or of a zip on an object store or web server.
+def open_archive(place: Path | Address, **facts: Any) -> ArchiveSource:
+    """Returns the source of a zip on a disk or on an object store.
 
-    A tar.gz is unpacked to a tar in the local folder `scratch_dir`, unless it is already there.
     A zip on a store is never downloaded as a whole: exact ranges are read of its directory and its
     members. `facts` are entries for the manifest.
 
     Raises:
-        errors.UserError: if there is no such file, a file on a store is not a zip, or a tar.gz is
-            damaged.
+        errors.UserError: if there is no such file, or it is not a whole zip.
         errors.StoreError: if the store does not answer, or refuses.
     """
+    file: LocalFile | remote.StoredFile
     if isinstance(place, Path):
-        if not _start(place).startswith(_GZIP):
-            return local_archive(place, place, **facts)
-        tar, gzip_facts = gunzipped(place, scratch_dir)
-        return local_archive(tar, place, gzip=gzip_facts, **facts)
-    try:
-        file = remote.describe(place)
-    except FileNotFoundError:
-        raise errors.UserError(f"--input {place} is not a file") from None
-    with file.open() as opened:
-        if opened.read(4) not in archives.SIGNATURES:
-            raise errors.UserError(
-                f"{place} is not a zip; only a zip has an index and can be read from a store "
-                "without downloading all of it. Copy the file to a local disk, or give a .zip"
-            )
-    name = place.rsplit("/", 1)[-1]
-    return ArchiveSource(file, True, {"kind": "archive", "name": name, **facts})
-
-
-def local_archive(path: Path, given: Path, **facts: Any) -> ArchiveSource:
-    """Returns the source of a zip or tar that is `given`, or was made of it; see `open_archive`."""
-    file = LocalFile(path, str(given), version_of(path))
-    return ArchiveSource(file, is_zip(path), {"kind": "archive", "name": given.name, **facts})
-
-
-def is_zip(path: Path) -> bool:
-    """Returns whether a file is a zip, by its name or its first bytes."""
-    # `zipfile.is_zipfile` would take a tar for a zip if the tar's last member is a zip.
-    return path.suffix.lower() == ".zip" or _start(path) in archives.SIGNATURES
+        file = LocalFile(place, str(place), version_of(place))
+    else:
+        try:
+            file = remote.describe(place)
+        except FileNotFoundError:
+            raise errors.UserError(f"--input {place} is not a file") from None
+    name = str(place).rstrip("/").rsplit("/", 1)[-1]
+    if re.search(_PART, name.lower()):
+        raise errors.UserError(
+            f"{place} is a part of a split archive; join its parts first: cat NAME.zip.* > "
+            "NAME.zip for NAME.zip.001, or zip -s 0 NAME.zip --out WHOLE.zip for NAME.z01; or "
+            "unpack it, and give the folder as --input"
+        )
+    with errors.clear_read_errors(str(place)), file.open() as opened:
+        start = opened.read(START_BYTES)
+    if not start.startswith(archives.SIGNATURES) and not name.lower().endswith(".zip"):
+        kind = what_is(name, start) or "another file"
+        raise errors.UserError(
+            f"{place} is not a zip, but {kind}; of archives only a zip is read. Unpack it, as with "
+            f"tar xf {shlex.quote(name)} -C FOLDER, and give the folder as --input"
+        )
+    return ArchiveSource(file, {"kind": "archive", "name": name, **facts})
 
 
 class ArchiveReader(Reader):
-    """Reads the members of a zip or tar of `size` bytes.
+    """Reads the members of a zip of `size` bytes.
 
     `read_at` returns bytes of the archive itself, by a place and a length that exist.
     """
 
-    def __init__(
-        self, read_at: Callable[[int, int], bytes | memoryview], size: int, *, is_zip: bool
-    ) -> None:
+    def __init__(self, read_at: Callable[[int, int], bytes | memoryview], size: int) -> None:
         self._read_existing = read_at
         self._size = size
-        self._is_zip = is_zip
         self._checked: set[int] = set()
         self._locks: dict[int, threading.Lock] = {}
 
@@ -172,7 +166,7 @@ class ArchiveReader(Reader):
                     "bytes"
                 ) from None
         else:
-            raise Reject("unreadable_member", f"compression method {method} is not supported")
+            raise self._damaged(f"its header has the compression method {method}")
         crc = deflate.crc32(data)
         if len(data) != member.size or crc != member.version:
             raise self._damaged(f"its CRC-32 is {crc:08x} instead of {member.version:08x}")
@@ -201,10 +195,8 @@ class ArchiveReader(Reader):
     def _read_stored(self, member: Member, length: int) -> tuple[int, int, memoryview]:
         """Returns a member's compression method, and the start and first bytes of its content.
 
-        The start counts from the member's offset, where a zip has a header and a tar the content.
+        The start counts from the member's offset, where it has a header.
         """
-        if not self._is_zip:
-            return zipfile.ZIP_STORED, 0, self._read_at(member.offset, length)
         # A guess at the length of the local header's variable part, so that one read is enough.
         guess = len(member.name.encode()) + 64
         header = archives.HEADER
@@ -228,8 +220,8 @@ class ArchiveReader(Reader):
 class _LocalReader(ArchiveReader):
     """Reads an archive on a disk, which is open."""
 
-    def __init__(self, descriptor: int, file: LocalFile, *, is_zip: bool) -> None:
-        super().__init__(self._pread, file.version[0], is_zip=is_zip)
+    def __init__(self, descriptor: int, file: LocalFile) -> None:
+        super().__init__(self._pread, file.version[0])
         self._descriptor = descriptor
         self._file = file
 
@@ -247,7 +239,7 @@ class _LocalReader(ArchiveReader):
     def announce(self, member: Member) -> None:
         # An invalid offset is reported when the member is read.
         with contextlib.suppress(OSError, OverflowError):
-            # A page more, because a zip has a header before the content: a page that is not
+            # A page more, because a header is before the content: a page that is not
             # announced would be waited for behind all that are.
             announce(self._descriptor, member.offset, member.stored_size + mmap.PAGESIZE)
 
@@ -258,7 +250,18 @@ def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
         with errors.clear_read_errors(shown):
             infos = archives.open_zip(file).infolist()
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
-        raise _incomplete(f"{shown} is not a complete zip archive", error) from None
+        raise errors.UserError(
+            f"{shown} is not a complete zip archive ({error}); download or copy it again. If it "
+            "was split into parts (.z01, .zip.001), join them first"
+        ) from None
+    if other := [info for info in infos if info.compress_type not in (0, 8)]:
+        method = other[0].compress_type
+        name = f"{_METHODS[method]} (method {method})" if method in _METHODS else f"method {method}"
+        raise errors.UserError(
+            f"{shown} has {counted(len(other), 'member')} compressed by {name}, which is not read, "
+            f"such as {other[0].filename!r}. Unpack it with the program that packed it, and give "
+            "the folder as --input; or pack it again with zip, which uses Deflate"
+        )
     if unknown := [info.filename for info in infos if archives.name_of(info) is None]:
         name = shown.rpartition("/")[2]
         raise errors.UserError(
@@ -279,58 +282,3 @@ def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
                 problem = "link", "a symbolic link"
             place = info.header_offset, info.compress_size
             yield Member(info.filename, info.file_size, *place, info.CRC, problem)
-
-
-def _tar_members(file: IO[bytes], shown: str) -> Iterator[Member]:
-    try:
-        with (
-            errors.clear_read_errors(shown),
-            tarfile.open(fileobj=file, mode="r:") as archive,
-        ):
-            for info in archive:
-                if archive.offset <= info.offset:
-                    raise tarfile.ReadError("a header points back to itself")
-                if not info.isdir():
-                    problem = _tar_problem(info)
-                    # A file that is too large to be an image is not read.
-                    is_read = problem is None and info.size <= MAX_FILE_BYTES
-                    crc = _crc32(file, info.offset_data, info.size) if is_read else 0
-                    yield Member(info.name, info.size, info.offset_data, info.size, crc, problem)
-                # tarfile keeps every member in memory, and none is needed again.
-                archive.members.clear()
-            archives.check_tar_end(file, archive.offset)
-    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:
-        file.seek(0)
-        start = file.read(START_BYTES)
-        if (kind := what_is("", start)) and b"ustar" not in start:  # such as a .tar.xz
-            raise errors.UserError(f"cannot read {shown} as a tar archive; it is {kind}") from None
-        raise _incomplete(f"{shown} is not a complete tar archive", error) from None
-
-
-def _crc32(file: IO[bytes], start: int, length: int) -> int:
-    file.seek(start)
-    crc = 0
-    while length and (block := file.read(min(length, _COPY_BYTES))):
-        crc = deflate.crc32(block, crc)
-        length -= len(block)
-    return crc
-
-
-def _tar_problem(info: tarfile.TarInfo) -> tuple[str, str] | None:
-    if info.size < 0:
-        return "unreadable_member", "its size is negative"
-    if info.issym() or info.islnk():
-        return "link", f"a link to {info.linkname}"
-    if not info.isreg() or info.sparse:
-        return "not_a_file", "a device, pipe or sparse file"
-    return None
-
-
-def _incomplete(what: str, error: Exception) -> errors.UserError:
-    return errors.UserError(f"{what} ({error}); download or copy it again")
-
-
-def _start(path: Path) -> bytes:
-    """Returns the first four bytes of a file, which identify its format."""
-    with errors.clear_read_errors(str(path)), path.open("rb") as file:
-        return file.read(4)

@@ -7,7 +7,6 @@ import dataclasses
 import errno
 import filecmp
 import io
-import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -34,32 +33,22 @@ class DirectorySource(Source):
     Attributes:
         directory: the folder.
         kind: for the manifest.
-        follow_links: whether links to folders are read as the folders that they lead to.
     """
 
     directory: Path
     kind: str = "directory"
-    follow_links: bool = False
 
     def members(self) -> Iterator[Member]:
-        """Yields every file; links to folders are reported unless they are to be followed."""
+        """Yields every file; a link to a folder has a problem."""
         # By default os.walk silently skips a folder that it cannot list, and so its images.
         failed: list[OSError] = []
-        walk = os.walk(self.directory, onerror=failed.append, followlinks=self.follow_links)
-        for folder, folders, files in walk:
+        for folder, folders, files in os.walk(self.directory, onerror=failed.append):
             prefix = Path(folder).relative_to(self.directory).as_posix()
             prefix = "" if prefix == "." else f"{prefix}/"
             folders.sort()
-            for name in tuple(folders):
-                path = os.path.join(folder, name)  # noqa: PTH118 - hot loop
-                if not os.path.islink(path):  # noqa: PTH114 - hot loop
-                    continue
-                if not self.follow_links:
-                    detail = "a link to a folder; --follow_links reads what is in it"
-                    yield Member(prefix + name, 0, problem=("link", detail))
-                elif self._is_loop(Path(path)):
-                    folders.remove(name)
-                    detail = "a link to a folder that holds the link; remove it"
+            for name in folders:
+                if os.path.islink(os.path.join(folder, name)):  # noqa: PTH114, PTH118 - hot loop
+                    detail = "a link to a folder; copy the input with cp -rL, which follows links"
                     yield Member(prefix + name, 0, problem=("link", detail))
             for name in sorted(files):
                 yield _member(prefix + name, os.path.join(folder, name))  # noqa: PTH118
@@ -69,11 +58,6 @@ class DirectorySource(Source):
                     raise error
             name = Path(error.filename).relative_to(self.directory).as_posix()
             yield Member(name, 0, problem=(NOT_PERMITTED, "permission denied"))
-
-    def _is_loop(self, path: Path) -> bool:
-        """Returns whether a link leads to one of the folders that it was reached through."""
-        above = itertools.takewhile(lambda each: each != self.directory, path.parents)
-        return path.resolve() in {each.resolve() for each in (*above, self.directory)}
 
     def same_content(self, one: Member, other: Member) -> bool:
         paths = self.directory / one.name, self.directory / other.name

@@ -1,6 +1,6 @@
 """The kinds of sources, their options, and the source that these choose.
 
-Its images are downloaded, drawn or uploaded first. The paths in it are absolute, because a worker
+Its images are downloaded, drawn or unpacked first. The paths in it are absolute, because a worker
 may have another working directory.
 """
 
@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import re
 import urllib.parse
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
-
-from tqdm.utils import CallbackIOWrapper
+from typing import Literal
 
 from pipelines import errors
 from pipelines.sources import kaggle, synthetic
-from pipelines.sources.archive import is_zip, open_archive, zip_members
+from pipelines.sources.archive import open_archive
 from pipelines.sources.directory import DirectorySource, RemoteDirectorySource
 from pipelines.sources.npz import NpzSource
-from pipelines.sources.parquet import ParquetSource
-from pipelines.sources.rows import RowSource
 from pipelines.sources.source import Source
-from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.flags import check, flag
@@ -35,98 +28,18 @@ from tfrecord_io.terminal.printing import bar
 #: that do not.
 Workers = Literal["here", "cluster", "dataflow"]
 
-# Endings of archives that are read, and of tables, which are no archives.
-_ARCHIVES = (".zip", ".tar", ".gz", ".tgz")
-_TABLES = (".csv", ".tsv", ".parquet", ".xlsx", ".json", ".jsonl")
-
-
-class _Context(NamedTuple):
-    """What a source is given besides its options.
-
-    Attributes:
-        workers: where the images are decoded.
-        seed: that of synthetic images.
-        downloads: local folder for what later builds need, too.
-        scratch_dir: local folder for what this build alone needs.
-    """
-
-    workers: Workers
-    seed: int
-    downloads: Path
-    scratch_dir: Path
-
-
-def _open_kaggle(options: SourceOptions, context: _Context) -> Source:
-    path = kaggle.download_archive(options.kaggle_dataset, context.downloads)
-    facts = {"kind": "kaggle", "dataset": options.kaggle_dataset}
-    return open_archive(staged(path, options, context.workers), context.scratch_dir, **facts)
-
-
-def _open_archive(options: SourceOptions, context: _Context) -> Source:
-    if is_remote(address := options.input or ""):
-        return open_archive(address, context.scratch_dir)
-    path = _require_input(options, is_folder=False)
-    if path.suffix.lower() in _TABLES:
-        raise errors.UserError(
-            f"--input {address} is a table; give it as --labels, and the folder or archive of "
-            "its images as --input"
-        )
-    return open_archive(staged(path, options, context.workers), context.scratch_dir)
-
-
-def _open_directory(options: SourceOptions, context: _Context) -> Source:
-    if is_remote(address := options.input or ""):
-        return RemoteDirectorySource(address)
-    path = _require_input(options, is_folder=True)
-    return DirectorySource(path, follow_links=options.follow_links)
-
-
-def _open_rows(options: SourceOptions, context: _Context) -> Source:
-    return options.rows.packed(context.scratch_dir)
-
-
-def _open_synthetic(options: SourceOptions, context: _Context) -> Source:
-    num = options.num_examples
-    folder = context.downloads / f"synthetic-{num}-seed-{context.seed}"
-    with bar(desc="drawing", total=num, unit=" images", delay=1.0) as drawn:
-        synthetic.write_tree(folder, num, context.seed, drawn.update)
-    return DirectorySource(folder, kind="synthetic")
-
-
-def _require_input(options: SourceOptions, *, is_folder: bool) -> Path:
-    path = Path(options.input).absolute()
-    if not path.exists():
-        raise errors.UserError(f"--input {options.input} does not exist")
-    if path.is_dir() != is_folder:
-        kind, other = ("file, not a folder", "archive") if is_folder else ("folder", "directory")
-        raise errors.UserError(f"--input is a {kind}; use --source {other}")
-    return path
-
-
-class _Kind(NamedTuple):
-    """A value of `--source`.
-
-    Attributes:
-        open: returns the source that the options choose.
-        input: what `--input` must be; None for a source that accepts none.
-        only: flags that no other source reads.
-        rows: class of a source whose images are rows of files that hold their labels, too.
-    """
-
-    open: Callable[[SourceOptions, _Context], Source]
-    input: str | None = None
-    only: Sequence[str] = ()
-    rows: type[RowSource] | None = None
-
-
-_KINDS = {
-    "kaggle": _Kind(_open_kaggle, only=["kaggle_dataset"]),
-    "archive": _Kind(_open_archive, "a .zip, .tar or .tar.gz file"),
-    "directory": _Kind(_open_directory, "a folder", only=["follow_links"]),
-    "npz": _Kind(_open_rows, "a .npz file", rows=NpzSource),
-    "parquet": _Kind(_open_rows, "a .parquet file, or a folder of them", rows=ParquetSource),
-    "synthetic": _Kind(_open_synthetic, only=["num_examples"]),
+# What `--input` must be for each value of `--source`; None for a source that accepts none.
+_INPUTS = {
+    "kaggle": None,
+    "archive": "a .zip file",
+    "directory": "a folder",
+    "npz": "a .npz file",
+    "synthetic": None,
 }
+# The flags that one source alone reads.
+_ONLY_FOR = {"kaggle_dataset": "kaggle", "num_examples": "synthetic"}
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".rar", ".7z")
+_TABLES = (".csv", ".tsv", ".parquet", ".xlsx", ".json", ".jsonl")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,19 +52,16 @@ class SourceOptions:
 
     source: str = flag(
         "",
-        "where the images come from (default: archive, directory, npz or parquet, as --input is; "
-        "without --input kaggle, which downloads them and needs a free account; synthetic draws "
-        "them and needs no account)",
-        choices=tuple(_KINDS),
+        "where the images come from (default: archive, directory or npz, as --input is; without "
+        "--input kaggle, which downloads them and needs a free account; synthetic draws them and "
+        "needs no account)",
+        choices=tuple(_INPUTS),
     )
     input: Address | None = flag(
         None,
-        "a folder, or a .zip, .tar or .tar.gz file; a .npz file, or a .parquet file or folder of "
-        "them, with images and labels. A zip or folder may be a URL such as s3://bucket/scans.zip",
+        "a folder, a .zip file, or a .npz file with images and labels; a zip or folder may be a "
+        "URL such as s3://bucket/scans.zip",
         metavar="PATH",
-    )
-    follow_links: bool = flag(
-        False, "directory: read links to folders as the folders that they lead to"
     )
     kaggle_dataset: str = flag(
         kaggle.DEFAULT_DATASET, "kaggle: the dataset to download", metavar="OWNER/NAME"
@@ -163,39 +73,28 @@ class SourceOptions:
         "where downloads and drawn images are kept for later builds",
         metavar="DIR",
     )
-    staging: Address | None = flag(
-        None,
-        "for workers that cannot read this machine's disk, such as Dataflow's: folder such as "
-        "gs://bucket/folder to which a local or downloaded zip is uploaded once",
-        metavar="URL",
-    )
 
     @functools.cached_property
-    def rows(self) -> RowSource | None:
-        """The source, if its images are rows of files that hold their labels, too.
+    def arrays(self) -> NpzSource | None:
+        """The source, if its images are arrays in a file that holds their labels, too.
 
         Raises:
-            errors.UserError: if the files are not on a disk of this machine.
+            errors.UserError: if the file is not on a disk of this machine.
         """
-        if not (kind := _KINDS[self.source].rows):
+        if self.source != "npz":
             return None
-        address = self.input or ""
+        address = self.input or Address("")
         if is_remote(address):
             raise errors.UserError(
-                f"--source {self.source} reads local files; copy {address} to a disk of this "
-                "machine"
+                f"--source npz reads local files; copy {address} to a disk of this machine"
             )
-        if not Path(address).exists():
-            raise errors.UserError(f"--input {address} does not exist")
-        if self.source == "npz" and Path(address).is_dir():
-            raise errors.UserError(f"--input {address} is a folder; --source npz needs a .npz file")
-        return kind(Path(address).absolute())
+        return NpzSource(_local_input(self, is_folder=False))
 
     def __post_init__(self) -> None:
         if not self.source:
             object.__setattr__(self, "source", _source_of(self.input))  # the dataclass is frozen
         check(self)
-        needed = _KINDS[self.source].input
+        needed = _INPUTS[self.source]
         if needed and not self.input:
             raise ValueError(f"--source {self.source} needs --input, {needed}")
         if self.input is not None and not self.input.strip():
@@ -206,19 +105,20 @@ class SourceOptions:
                 + ("directory" if Path(self.input).is_dir() else "archive")
                 + " to build your own images"
             )
-        for source, kind in _KINDS.items():
-            for name in kind.only if source != self.source else ():
-                if getattr(self, name) != getattr(SourceOptions, name):
-                    raise ValueError(f"--{name} is for --source {source}; received {self.source}")
+        for name, source in _ONLY_FOR.items():
+            if source != self.source and getattr(self, name) != getattr(SourceOptions, name):
+                raise ValueError(f"--{name} is for --source {source}; received {self.source}")
+        if competition := re.search(r"(?:^|/)(?:c|competitions)/([^/?]+)", self.kaggle_dataset):
+            raise ValueError(
+                f"--kaggle_dataset {self.kaggle_dataset} is a competition, whose rules you accept "
+                f"on its page; run kaggle competitions download {competition[1]}, and give the "
+                "file that it writes as --input"
+            )
         slug = r"[A-Za-z0-9][A-Za-z0-9_-]*"
         if not re.fullmatch(f"{slug}/{slug}", self.kaggle_dataset):
             raise ValueError(
                 "--kaggle_dataset must be OWNER/NAME, as in the dataset's address, "
                 f"https://www.kaggle.com/datasets/OWNER/NAME; received {self.kaggle_dataset!r}"
-            )
-        if self.staging and not is_remote(self.staging):
-            raise ValueError(
-                f"--staging must be a URL such as gs://bucket/folder, received {self.staging!r}"
             )
 
 
@@ -230,12 +130,8 @@ def _source_of(address: str | None) -> str:
         return "npz"
     if is_remote(address):
         ending = Path(urllib.parse.urlsplit(address).path).suffix.lower()
-        # Tars and tables on a store are refused as what they are, and not as empty folders.
-        kinds = dict.fromkeys(_ARCHIVES, "archive") | {".parquet": "parquet"}
-        return kinds.get(ending, "directory")
+        return "archive" if ending in _ARCHIVES else "directory"
     path = Path(address)
-    if (path.is_dir() or path.suffix.lower() == ".parquet") and ParquetSource(path).has_images():
-        return "parquet"
     is_file = path.is_file() or (not path.exists() and path.suffix.lower() in _ARCHIVES)
     return "archive" if is_file else "directory"
 
@@ -243,18 +139,39 @@ def _source_of(address: str | None) -> str:
 def open_source(options: SourceOptions, workers: Workers, seed: int, output: Folder) -> Source:
     """Returns the source that the user chose, ready for random reads.
 
-    `seed` is that of synthetic images. What must be unpacked goes into the output, if that is a
-    local folder, when all else is known to be there.
+    `seed` is that of synthetic images. Arrays are unpacked into the output, if that is a local
+    folder.
 
     Raises:
-        errors.UserError: if credentials are missing, or an option does not fit the source.
-        errors.BuildError: if the data could not be downloaded, drawn or uploaded.
+        errors.UserError: if credentials are missing, an option does not fit the source, or the
+            workers cannot read the images.
+        errors.BuildError: if the data could not be downloaded or drawn.
     """
     require_reachable(options, workers)
-    downloads = options.download_dir.absolute()
-    scratch_dir = downloads if output.remote else Path(output.path(BUILD_DIR)).absolute()
-    context = _Context(workers, seed, downloads, scratch_dir)
-    return _KINDS[options.source].open(options, context)
+    downloads, address = options.download_dir.absolute(), options.input or Address("")
+    if options.source == "kaggle":
+        path = kaggle.download_archive(options.kaggle_dataset, downloads)
+        return open_archive(path, kind="kaggle", dataset=options.kaggle_dataset)
+    if options.source == "synthetic":
+        num = options.num_examples
+        folder = downloads / f"synthetic-{num}-seed-{seed}"
+        with bar(desc="drawing", total=num, unit=" images", delay=1.0) as drawn:
+            synthetic.write_tree(folder, num, seed, drawn.update)
+        return DirectorySource(folder, kind="synthetic")
+    if arrays := options.arrays:
+        return arrays.unpacked(downloads if output.remote else Path(output.path(BUILD_DIR)))
+    if is_remote(address):
+        is_archive = options.source == "archive"
+        return open_archive(address) if is_archive else RemoteDirectorySource(address)
+    if options.source == "directory":
+        return DirectorySource(_local_input(options, is_folder=True))
+    path = _local_input(options, is_folder=False)
+    if path.suffix.lower() in _TABLES:
+        raise errors.UserError(
+            f"--input {address} is a table; give it as --labels, and the folder or archive of "
+            "its images as --input"
+        )
+    return open_archive(path)
 
 
 def require_reachable(options: SourceOptions, workers: Workers) -> None:
@@ -266,41 +183,25 @@ def require_reachable(options: SourceOptions, workers: Workers) -> None:
     Raises:
         errors.UserError: if the workers cannot read the images.
     """
-    address = options.input or ""
-    if workers != "dataflow" or is_remote(address):
-        return
-    if options.source not in ("kaggle", "archive"):
+    address = options.input or Address("")
+    if address.hides_something and workers != "here":
+        raise errors.UserError(
+            f"--input {address} was given with a signature or a password, which would "
+            "be written into the job's description; give a URL without one, or copy the file first"
+        )
+    if workers == "dataflow" and not is_remote(address):
         raise errors.UserError(
             f"--source {options.source} reads from a disk of this machine, which Dataflow's "
-            "workers cannot read; copy the images to gs:// and give that folder or zip as --input "
-            "with --source directory or archive"
-        )
-    if not options.staging:
-        raise errors.UserError(
-            "Dataflow's workers cannot read this machine's disk; give --staging "
-            "gs://BUCKET/FOLDER, to which the archive is then uploaded once"
+            "workers cannot read; copy the images to gs://, as with gcloud storage cp, and give "
+            "that folder or zip as --input"
         )
 
 
-def staged(path: Path, options: SourceOptions, workers: Workers) -> Path | Address:
-    """Uploads a zip to `--staging` once, if the workers are remote; returns where they read it.
-
-    Raises what `open_source` does.
-    """
-    if workers == "here" or not options.staging:
-        return path
-    if not is_zip(path):
-        raise errors.UserError(
-            f"{path}: only a zip can be read in parts from --staging; pack the images as a .zip"
-        )
-    size, digest = path.stat().st_size, hashlib.blake2b(digest_size=8)
-    with path.open("rb") as file:
-        # Name, sizes, offset and CRC of each member identify the zip.
-        for member in zip_members(file, str(path)):
-            digest.update(repr(member[:5]).encode())
-        folder = Folder(options.staging / f"{size}-{digest.hexdigest()}")
-        if folder.size(path.name) != size:
-            file.seek(0)
-            with bar(desc="uploading to --staging", total=size, unit="B", unit_scale=True) as sent:
-                remote.write(folder.path(path.name), CallbackIOWrapper(sent.update, file, "read"))
-    return folder.path(path.name)
+def _local_input(options: SourceOptions, *, is_folder: bool) -> Path:
+    path = Path(options.input or "").absolute()
+    if not path.exists():
+        raise errors.UserError(f"--input {options.input} does not exist")
+    if path.is_dir() != is_folder:
+        kind, other = ("file, not a folder", "archive") if is_folder else ("folder", "directory")
+        raise errors.UserError(f"--input is a {kind}; use --source {other}")
+    return path

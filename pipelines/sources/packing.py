@@ -1,30 +1,19 @@
-"""Tars that are made once of inputs that cannot be read in any order: a tar.gz, or rows."""
+"""What a compressed table may unpack to."""
 
 from __future__ import annotations
 
-import functools
-import gzip
-import hashlib
-import os
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from pipelines import errors
-from tfrecord_io.stores.files import atomic_write
 
-# What unpacks to a larger multiple is taken for a bomb, because JPEGs hardly compress.
-# A tar of a few tiny files does compress, being mostly padding, so a small result is accepted.
 _MAX_RATIO = 50
 _HARMLESS_BYTES = 64 * 1024 * 1024
-_BLOCK_BYTES = 4 * 1024 * 1024
-
-
-def version_of(file: Path | int) -> tuple[int, int]:
-    """Returns the size in bytes and the time of change in ns of a file or descriptor."""
-    status = os.stat(file)  # noqa: PTH116 - a Path has no descriptor
-    return status.st_size, status.st_mtime_ns
+_BATCH_CELLS = 1_000
 
 
 class Budget:
@@ -43,59 +32,19 @@ class Budget:
             )
 
 
-def make_tar(
-    scratch_dir: Path,
-    path: Path,
-    mark: object,
-    write: Callable[[IO[bytes], Budget], None],
-    num_bytes: int,
-) -> Path:
-    """Returns a tar with the images of an input, which is written unless it is already there.
-
-    Args:
-        scratch_dir: a local folder.
-        path: the input.
-        mark: what identifies the input's version.
-        write: writes the tar into an open file, and takes its bytes from a budget first.
-        num_bytes: size of the input.
-    """
-    digest = hashlib.blake2b(repr(mark).encode(), digest_size=8).hexdigest()
-    tar = scratch_dir / f"{path.name}.{digest}.tar"
-    if not tar.exists():
-        scratch_dir.mkdir(0o700, parents=True, exist_ok=True)
-        shown = f"{tar}, into which {path.name} is unpacked; a .zip or .tar is read in place"
-        with errors.clear_write_errors(shown), atomic_write(tar) as file:
-            write(file, Budget(path, num_bytes))
-    return tar
+def read_within(
+    budget: Budget, file: pq.ParquetFile, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Returns columns of an open file, or all; raises `errors.UserError` if they are too large."""
+    batches = []
+    for batch in file.iter_batches(_BATCH_CELLS, columns=columns):
+        budget.take(batch.nbytes + sum(map(_repeated_bytes, batch.columns)))
+        batches.append(batch)
+    return pa.Table.from_batches(batches).combine_chunks() if batches else file.read(columns)
 
 
-def gunzipped(path: Path, scratch_dir: Path) -> tuple[Path, dict[str, Any]]:
-    """Unpacks a tar.gz, unless that was done; returns the tar, and what identifies the version."""
-    # The last eight bytes are the CRC-32 and the length of the unpacked data (RFC 1952).
-    size, changed = version_of(path)
-    with path.open("rb") as file:
-        file.seek(max(size - 8, 0))
-        trailer = file.read()
-    facts: dict[str, Any] = {"bytes": size, "trailer": trailer.hex()}
-    if not any(trailer):  # bgzip ends a file with an empty stream
-        facts["mtime_ns"] = changed
-    write = functools.partial(_gunzip, path)
-    return make_tar(scratch_dir, path, tuple(facts.values()), write, size), facts
-
-
-def _gunzip(path: Path, file: IO[bytes], budget: Budget) -> None:
-    """Unpacks a gzip stream, because a stream can be read only from its beginning."""
-    for block in _gzip_blocks(path):
-        budget.take(len(block))
-        file.write(block)
-
-
-def _gzip_blocks(path: Path) -> Iterator[bytes]:
-    try:
-        with errors.clear_read_errors(str(path)), gzip.open(path) as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                yield block
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise errors.UserError(
-            f"{path} is not a complete gzip file ({error}); download or copy it again"
-        ) from None
+def _repeated_bytes(column: pa.Array) -> int:
+    """Returns how many bytes the texts of a column with a dictionary take without it, or 0."""
+    if not (pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)):
+        return 0
+    return pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0

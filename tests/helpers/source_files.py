@@ -38,18 +38,17 @@ def write_input(folder, kind, files=TREE):
     return upload(path, f"s3://{BUCKET}/{folder.name}/{path.name}") if place else path
 
 
-def list_input(place, scratch_dir):
-    scratch_dir.mkdir(exist_ok=True)
+def list_input(place):
     if not str(place).endswith("folder") and not Path(place).is_dir():
-        source = open_archive(place, scratch_dir)
+        source = open_archive(place)
     else:
         source = (RemoteDirectorySource if isinstance(place, Address) else DirectorySource)(place)
     return source, with_classes(list_images(source, ListingOptions()), ListingOptions())
 
 
-def read_input(path, scratch_dir):
+def read_input(path):
     """Returns every file's content, or the reason of its reject, by name."""
-    source, listing = list_input(path, scratch_dir)
+    source, listing = list_input(path)
     found = {reject.source_path: reject.reason for reject in listing.ledger.rejects}
     with source.open() as reader:
         for ref in iterate_refs(listing.table):

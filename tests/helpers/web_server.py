@@ -106,10 +106,10 @@ class Files(BaseHTTPRequestHandler):
         headers = {"Last-Modified": file.modified, **self.server.headers}
         if file.e_tag:
             headers["ETag"] = file.e_tag
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not wanted or self._fault == "whole":
             return self._answer(200, file.content, headers)
-        start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(file.content))
+        start, end = int(wanted[1]), min(int(wanted[2] or 1 << 62) + 1, len(file.content))
         if start >= end:
             return self._answer(416)
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(file.content)}"

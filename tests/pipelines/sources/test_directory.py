@@ -49,7 +49,7 @@ def test_links_to_files_are_followed_and_links_to_folders_are_named(tmp_path):
     (tree / "train/CNV/loop").symlink_to(tree)
     (tree / "train/CNV/broken.jpeg").symlink_to(tmp_path / "nowhere")
     (tree / "train/CNV/itself.jpeg").symlink_to("itself.jpeg")
-    assert read_input(tree, tree.parent) == {
+    assert read_input(tree) == {
         **TREE,
         "train/CNV/link.jpeg": b"elsewhere",
         "train/DME": "link",
@@ -69,7 +69,7 @@ def test_pipes_and_sockets_are_rejects_and_never_opened(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket.jpeg")
         expected = {"train/CNV/pipe.jpeg": "not_a_file", "train/CNV/socket.jpeg": "not_a_file"}
-        assert read_input(tree, tree.parent) == {**TREE, **expected}
+        assert read_input(tree) == {**TREE, **expected}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_file_that_changes_or_a_folder_that_a_worker_does_not_see_ends_the_bui
     tmp_path, change, message
 ):
     tree = write_tree(tmp_path / "tree", TREE)
-    ref = next(iterate_refs(list_input(tree, tmp_path)[1].table))
+    ref = next(iterate_refs(list_input(tree)[1].table))
     change(tree / ref.source_path, tree)
     with pytest.raises(errors.BuildError, match=message), DirectorySource(tree).open() as reader:
         reader.read(ref.member)

@@ -125,15 +125,12 @@ def write_members(path, **members):
     [
         ({"images": ((10**9, 28, 28), "|u1", 100), "labels": ((10**9,), "|u1", 100)},
          "images holds 100 bytes, but its header says 784,000,000,000"),
-        ({"images": ((4, 8, 8), "|u1", 256), "labels": ((10**9,), "<i8", 32)}, "labels holds 32"),
+        ({"images": ((4, 8, 8), "|u1", 256), "labels": ((10**9,), "<i8", 32)}, "too large"),
         ({"images": ((10**9, 0, 28), "|u1", 0), "labels": ((4,), "|u1", 4)}, "of 1 to 1,000,000"),
         ({"images": ((1, 1001, 1000), "|u1", 1_001_000), "labels": ((1,), "|u1", 1)},
          "of 1 to 1,000,000 bytes an image"),
-        ({"images": ((10**6, 1, 1), "|u1", 10**6), "labels": ((10**6,), "|u1", 10**6)}, "50 times"),
-        ({"images": ((4, 8, 8), "|u1", 256), "labels": ((4,), "<U4194304", 1 << 26)}, "50 times"),
+        ({"images": ((4, 8, 8), "|u1", 256), "labels": ((4,), "<U4194304", 1 << 26)}, "too large"),
         ({"images": ((4, 8, 8), "|u1", 256), "labels": ((4,), "|V0", 0)}, "could not be read"),
-        ({"images": ((70, 1000, 1000), "|u1", 7 * 10**7), "labels": ((70,), "|u1", 70)},
-         "50 times"),
     ],
 )  # fmt: skip
 def test_what_would_take_all_memory_or_disk_is_refused_before_it_is_read(
