@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,8 @@ def download_archive(dataset: str, download_dir: Path) -> Path:
                 part = archive.with_name(f"{archive.name}.part") / archive.name
                 _fetch(client, dataset, part)
                 require_sound(part, archive)
+                with part.open("rb") as file:
+                    os.fsync(file.fileno())  # the content before the name
                 write_json(note, {"dataset": dataset})
                 part.replace(archive)
                 sync_folder(archive.parent)
@@ -99,7 +103,8 @@ def _log_in() -> Any:
 def _fetch(client: Any, dataset: str, part: Path) -> None:
     """Downloads or resumes an archive to a path; if it raises, the bytes that arrived are kept."""
     try:
-        client.dataset_download_files(dataset, path=str(part.parent), quiet=False)
+        with contextlib.redirect_stdout(sys.stderr):
+            client.dataset_download_files(dataset, path=str(part.parent), quiet=False)
     except (requests.RequestException, ValueError) as error:
         raise _refusal(error, f"download {dataset}") from None
 

@@ -1,13 +1,10 @@
-"""Writes images and labels as rows: .npz files like MedMNIST's, Parquet like Hugging Face's."""
+"""Writes .npz files of images and labels, like MedMNIST's."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from builds import IN_MEMORY, without_engine
 
 from pipelines import build_tfrecords
@@ -25,22 +22,6 @@ def write_npz(
         arrays[f"{split}_labels"] = part
     np.savez_compressed(path, **arrays)
     return arrays
-
-
-def write_parquet(
-    path: Path,
-    rows: Sequence[Mapping[str, Any]],
-    classes: Mapping[str, Sequence[str]] | None = None,
-) -> Path:
-    """Writes rows, with the names of the classes of some columns as Hugging Face stores them."""
-    features = {
-        name: {"_type": "ClassLabel", "names": names} for name, names in (classes or {}).items()
-    }
-    text = json.dumps({"info": {"features": features}})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pylist(list(rows)).replace_schema_metadata({"huggingface": text})
-    pq.write_table(table, path, row_group_size=5)
-    return path
 
 
 def build_rows(source: Path, output: Path, *more: str) -> int:

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import socket
-import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -43,9 +42,7 @@ from image_files import (
     png,
     scan_tree,
     scans_of,
-    tar_info,
     under,
-    write_tar,
     write_tree,
     write_zip,
 )
@@ -122,7 +119,7 @@ def test_one_process_writes_the_same_bytes_as_two_workers(undisturbed, archive, 
     assert files_of(output) == files_of(undisturbed[0])
 
 
-@pytest.mark.parametrize("name", ["scans", "scans.tar.gz", "deflated.zip"])
+@pytest.mark.parametrize("name", ["scans", "deflated.zip"])
 def test_the_same_tree_gives_the_same_shards_however_it_is_packed(undisturbed, tmp_path, name):
     source = pack(tmp_path / name, dict(reversed(kermany_archive(TREE).items())))
     output = build_here(source, tmp_path / "out", *UNDISTURBED)
@@ -224,15 +221,17 @@ def test_a_share_of_rejects_that_is_just_allowed_is_allowed(tmp_path, num_bad, c
 
 
 def with_links(path, num_links, num_images):
-    """Returns a tar of images in each of four classes, and of links, which the listing rejects."""
-    links = [tar_info(f"train/CNV/{n}.png", kind=tarfile.SYMTYPE) for n in range(num_links)]
-    return write_tar(path, scan_tree({"train": num_images}), links)
+    """Returns a folder of images in each of four classes, and of links that lead nowhere."""
+    write_tree(path, scan_tree({"train": num_images}))
+    for n in range(num_links):
+        (path / f"train/CNV/{n}.png").symlink_to(path / "nowhere")
+    return path
 
 
 def test_a_limit_does_not_inflate_the_share_of_what_the_listing_rejects(tmp_path):
     flags, output = ("--max_reject_fraction=0.03", "--limit=8"), tmp_path / "out"
-    build_here(with_links(tmp_path / "two.tar", 2, 24), tmp_path / "two", *flags)
-    scans = with_links(tmp_path / "four.tar", 4, 24)
+    build_here(with_links(tmp_path / "twice", 2, 24), tmp_path / "two", *flags)
+    scans = with_links(tmp_path / "four", 4, 24)
     said = "4 of 12 images were rejected (4.00% of all 100, by this sample, allowed 3.00%)"
     assert said in refusal(scans, output, *flags)
     # What the listing knows is enough: no image was decoded.
@@ -242,10 +241,10 @@ def test_a_limit_does_not_inflate_the_share_of_what_the_listing_rejects(tmp_path
 
 
 def test_too_many_rejects_of_the_listing_are_told_of_an_anonymous_dataset_too(secret, tmp_path):
-    scans = with_links(tmp_path / "scans.tar", 9, 4)
+    scans = with_links(tmp_path / "my scans", 9, 4)
     message = refusal(scans, tmp_path / "out", f"--anonymize={secret}")
     assert "9 of 25 images were rejected" in message
-    assert "scans.tar" not in message
+    assert "my scans" not in message
     assert not [row for row in csv_rows(tmp_path / "out" / "rejects.csv") if "train" in row[0]]
 
 
@@ -267,23 +266,15 @@ def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(tmp_pa
 EVIL = ("../../evil.png", "/tmp/evil.png", "train/CNV/../../../evil.png", "C:\\evil")
 
 
-@pytest.mark.parametrize(("name", "num_rejects"), [("a.zip", 5), ("a.tar", 8)])
-def test_a_hostile_archive_writes_nothing_outside_the_output(tmp_path, name, num_rejects):
-    source, output = tmp_path / name, tmp_path / "deep" / "er" / "out"
+def test_a_hostile_archive_writes_nothing_outside_the_output(tmp_path):
+    source, output = tmp_path / "a.zip", tmp_path / "deep" / "er" / "out"
     files = scan_tree({"train": 4}) | dict.fromkeys(EVIL, b"evil")
-    if name == "a.zip":
-        link = zipfile.ZipInfo("train/CNV/link.png")
-        link.external_attr = 0o120777 << 16
-        with zipfile.ZipFile(source, "w") as file:
-            for member, content in (*files.items(), (link, "/etc/passwd")):
-                file.writestr(member, content)
-            file.writestr("train/CNV/bomb.png", bytes(10**7), zipfile.ZIP_DEFLATED)
-    else:
-        # Two kinds of link, two of device, a folder and a pipe.
-        extra = [tar_info(f"train/CNV/{kind}.png", kind=bytes([kind])) for kind in b"123456"]
-        for info in extra:
-            info.linkname = "../../../../../../etc/passwd"
-        write_tar(source, files, extra)
+    link = zipfile.ZipInfo("train/CNV/link.png")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(source, "w") as file:
+        for member, content in (*files.items(), (link, "/etc/passwd")):
+            file.writestr(member, content)
+        file.writestr("train/CNV/bomb.png", bytes(10**7), zipfile.ZIP_DEFLATED)
     output.parent.mkdir(parents=True)
     before = files_of(tmp_path)
     found = Manifest.load(build_here(source, output, "--max_reject_fraction=0.9"))
@@ -291,7 +282,7 @@ def test_a_hostile_archive_writes_nothing_outside_the_output(tmp_path, name, num
     assert outside == before
     assert not Path("/tmp/evil.png").exists()
     assert found.counts["examples"] == 16
-    assert found.counts["rejects"] >= num_rejects
+    assert found.counts["rejects"] >= 5
 
 
 def test_no_cell_of_the_tables_begins_like_a_formula(tmp_path):
@@ -324,23 +315,11 @@ def test_no_name_in_an_archive_commands_the_terminal_or_stands_raw_in_a_report(t
         assert "\x07" not in text
 
 
-@pytest.mark.parametrize("name", ["scans.tar", "scans"])
-def test_a_name_that_is_no_text_costs_that_file_or_link_alone(tmp_path, name):
+def test_a_name_that_is_no_text_costs_that_file_alone(tmp_path):
     odd = os.fsdecode(b"train/CNV/\xff\xfe.jpeg")
-    files = {**scan_tree({"train": 5}), odd: jpeg(50)}
-    wanted = [["train/CNV/\\udcff\\udcfe.jpeg", "unreadable_name"]]
-    link = tar_info("train/CNV/link.jpeg", kind=tarfile.SYMTYPE)
-    link.linkname = os.fsdecode(b"\xff\x1b" + b"a" * 5000)
-    if name == "scans":
-        source = write_tree(tmp_path / name, files)
-    else:
-        source = write_tar(tmp_path / name, files, [link])
-        wanted.append(["train/CNV/link.jpeg", "link"])
+    source = write_tree(tmp_path / "scans", {**scan_tree({"train": 5}), odd: jpeg(50)})
     rows = csv_rows(build_here(source, tmp_path / "out", FEW_REJECTS) / "rejects.csv")
-    assert [row[:2] for row in rows] == wanted
-    if len(rows) == 2:
-        assert rows[1][2].startswith("a link to \\udcff\\x1baaa")
-        assert len(rows[1][2]) <= 200
+    assert [row[:2] for row in rows] == [["train/CNV/\\udcff\\udcfe.jpeg", "unreadable_name"]]
 
 
 # ---- any tree at all
@@ -490,15 +469,6 @@ def test_the_sample_of_the_real_archive_is_632_images_once(tmp_path):
 # ---- advice that works
 
 
-def linked(folder):
-    real = write_tree(folder.parent / "real", scan_tree({"train": 2}, ("CNV", "DME")))
-    (folder / "train").mkdir(parents=True)
-    for name in ("CNV", "DME"):
-        (folder / "train" / name).symlink_to(real / "train" / name)
-    (folder / "train" / "CNV" / "all").symlink_to(folder)
-    return []
-
-
 def unlabelled(place):
     def write(folder):
         write_tree(folder, scan_tree({"train": 2}, ("CNV", "DME")))
@@ -518,16 +488,14 @@ def with_commas(folder):
 
 @pytest.mark.parametrize(
     ("write", "flag"),
-    [(linked, "--follow_links"), (unlabelled("test/"), "--exclude_regex '^test/'"),
+    [(unlabelled("test/"), "--exclude_regex '^test/'"),
      (unlabelled(""), "--exclude_regex '^[^/]*$'"), (with_commas, "--decimal ,")],
-    ids=["links to folders", "an unlabelled test folder", "images beside the folders", "commas"],
+    ids=["an unlabelled test folder", "images beside the folders", "commas"],
 )  # fmt: skip
 def test_the_flag_that_a_refusal_names_lets_the_next_build_succeed(tmp_path, capsys, write, flag):
     more = write(tmp_path / "in")
     assert run_build_here(tmp_path / "in", tmp_path / "out", *more) != 0
     assert flag in capsys.readouterr().err
-    more += [*shlex.split(flag), "--max_reject_fraction=0.2"]  # of the link to what holds it
+    more += shlex.split(flag)
     assert run_build_here(tmp_path / "in", tmp_path / "out", *more) == 0
-    found = Manifest.load(tmp_path / "out")
-    assert found.counts["examples"] == 4
-    assert found.rejects == ({"link": 1} if write is linked else {})
+    assert Manifest.load(tmp_path / "out").counts["examples"] == 4

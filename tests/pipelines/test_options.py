@@ -52,8 +52,8 @@ def test_flags_of_each_form_arrive_where_they_belong():
 @pytest.mark.parametrize(
     ("given", "source"),
     [("scans.zip", "archive"), ("a.TAR.GZ", "archive"), ("s3://b/scans", "directory"),
-     ("s3://h/x.zip", "archive"), (".", "directory"), (__file__, "archive"),
-     ("s3://b/scans.tar.gz", "archive"), ("gs://b/oct.parquet", "parquet"),
+     ("https://h/x.zip?sig=1", "archive"), (".", "directory"), (__file__, "archive"),
+     ("s3://b/scans.tar.gz", "archive"), 
      ("scans", "directory"), (None, "kaggle")],
 )  # fmt: skip
 def test_the_source_follows_from_the_input(given, source):
@@ -86,7 +86,7 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--source=archive"], r"--source archive needs --input, a \.zip, \.tar or \.tar\.gz file"),
+        (["--source=archive"], r"--source archive needs --input, a \.zip file"),
         (["--source=directory"], "--source directory needs --input, a folder"),
         (["--source=kaggle", "--input=x.zip"], "takes no --input"),
         (["--layout=split/grade"], "--layout: expected split, class, patient and *"),
@@ -111,7 +111,6 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--limit=0"], "limit must be at least 1"),
         (["--num_examples=11"], "num_examples must be at least 12"),
         ([*ARCHIVE, "--num_examples=99"], "--num_examples is for --source synthetic; received arc"),
-        ([*ARCHIVE, "--follow_links"], "--follow_links is for --source directory"),
         (["--source=synthetic", "--kaggle_dataset=a/b"], "--kaggle_dataset is for --source kaggle"),
         (["--num_shards=0"], "num_shards must be at least 1"),
         (["--num_shards=2", "--shard_size_mb=1"], "either --shard_size_mb or --num_shards"),
@@ -121,7 +120,6 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--columns==a"], "--columns: expected path=COLUMN"),
         (["--columns=path=a,path=b"], "--columns: expected path=COLUMN"),
         (["--variants=101"], "--variants must be at most 100"),
-        (["--staging=bucket/folder"], "--staging must be a URL"),
         (["--patient_regex=("], "not a valid pattern"),
         (["--patient_regex=CNV-"], "needs a group in parentheses for the patient"),
         (["--classes=A,B,A"], "take each name once"),
@@ -140,11 +138,6 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         ([*LABELS, "--label_columns=a,none"], "and not none"),
         ([*LABELS, "--label_columns=a", "--classes=b"], "give one of"),
         ([*ARCHIVE, "--download_dir=d"], "--download_dir is for what is downloaded"),
-        ([*ARCHIVE, "--staging=gs://b/x"], "--staging is for an archive"),
-        (
-            ["--input=scans", "--staging=gs://b/x", "--runner=FlinkRunner"],
-            "--staging is for an arc",
-        ),
         (["--split_seed=4"], "--split_seed need --splits patient"),
         (["--split_seed=auto"], "--split_seed need --splits patient"),
         (["--labels=t.csv", "--decimal=,"], "--decimal is for the numbers of --target"),

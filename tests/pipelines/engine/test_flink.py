@@ -8,7 +8,7 @@ from pathlib import Path
 
 import builds
 import pytest
-from image_files import scan_tree, scans_of, write_tar
+from image_files import scan_tree, scans_of
 
 from scripts import flink_cluster
 
@@ -45,20 +45,13 @@ def local_shards(many_scans, tmp_path_factory):
     return builds.shards_of(builds.build_here(many_scans, output, MANY_SHARDS))
 
 
-@pytest.mark.parametrize("kind", ["folder", "tar.gz"])
 def test_two_task_managers_write_the_bytes_that_this_machine_writes_alone(
-    cluster, many_scans, tmp_path, kind
+    cluster, many_scans, local_shards, tmp_path
 ):
-    files = scan_tree({"train": 5, "val": 1})
-    source = many_scans if kind == "folder" else write_tar(tmp_path / "scans.tar.gz", files)
-    shards = MANY_SHARDS if kind == "folder" else "--num_shards=10"
-    alone = builds.build_here(source, tmp_path / "alone", shards)
-
-    flags = (shards, *cluster.beam_flags)
-    done = builds.run_build(source, tmp_path / "dataset", *flags, timeout=500)
-
+    flags = (MANY_SHARDS, *cluster.beam_flags)
+    done = builds.run_build(many_scans, tmp_path / "dataset", *flags, timeout=500)
     assert done.returncode == 0, done.stderr
-    assert builds.shards_of(tmp_path / "dataset") == builds.shards_of(alone)
+    assert builds.shards_of(tmp_path / "dataset") == local_shards
 
 
 @pytest.mark.parametrize("victim", ["task_manager", "worker_pool"])

@@ -83,7 +83,7 @@ def test_only_the_tags_of_a_file_are_read_to_list_its_pages(tmp_path):
 
 
 @pytest.mark.usefixtures("built")  # what a build imports is read now
-@pytest.mark.parametrize("name", ["in", "in.tar", "in.zip"])
+@pytest.mark.parametrize("name", ["in", "in.zip"])
 def test_only_the_bytes_of_a_page_or_frame_are_read_to_build_it(tmp_path, name):
     volume = [grey_pixels(seed, 200, 200) for seed in range(20)]
     content = tiff_file(volume) if name == "in.zip" else dicom_file(np.stack(volume))

@@ -4,15 +4,13 @@ import errno
 import gzip
 import itertools
 import os
-import tarfile
 import zipfile
 import zlib
 from pathlib import Path
 
 import pytest
-from azure_server import running_azure
-from builds import IN_MEMORY, run_build_here
-from image_files import pack, scan_tree, write_tree, write_zip
+from builds import run_build_here
+from image_files import pack, scan_tree, write_tree
 from PIL import ImageFile, UnidentifiedImageError
 from source_files import list_input
 
@@ -20,7 +18,6 @@ from pipelines import build_tfrecords, errors
 from pipelines.sources import directory
 from tfrecord_io.decoding.rejects import is_of_content
 from tfrecord_io.format.manifest import Manifest
-from tfrecord_io.stores import remote
 
 TREE = scan_tree({"train": 3})
 NAME = "train/CNV/CNV-100-1.jpeg"
@@ -54,8 +51,6 @@ def test_errors_of_the_content_are_told_from_those_of_the_machine():
 # For each kind of input, a function that listing it calls.
 LISTINGS = {
     "zip": (zipfile, "ZipFile"),
-    "tar": (tarfile.TarFile, "next"),
-    "tar.gz": (gzip.GzipFile, "read"),
     "folder": (os, "scandir"),
     "file": (os, "stat"),
 }
@@ -64,7 +59,7 @@ LISTINGS = {
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
-    for kind in ("zip", "tar", "tar.gz", "folder"):
+    for kind in ("zip", "folder"):
         pack(folder / f"scans.{kind}", TREE)
     return folder
 
@@ -92,19 +87,18 @@ def test_an_input_that_cannot_be_listed_ends_the_build(inputs, tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(where, name, fail)
         with pytest.raises(errors.BuildError, match=r"may not read 1 files|cannot read .*again"):
-            list_input(inputs / f"scans.{kind.replace('file', 'folder')}", tmp_path)
+            list_input(inputs / f"scans.{kind.replace('file', 'folder')}")
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar"])
 @pytest.mark.parametrize("error", [system_error(errno.EINVAL), EOFError()], ids=repr)
-def test_an_archive_whose_index_is_damaged_is_refused(inputs, tmp_path, monkeypatch, kind, error):
+def test_an_archive_whose_index_is_damaged_is_refused(inputs, tmp_path, monkeypatch, error):
     def fail(*_, **__):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(*LISTINGS[kind], fail)
+        patch.setattr(*LISTINGS["zip"], fail)
         with pytest.raises(errors.UserError, match="is not a complete"):
-            list_input(inputs / f"scans.{kind}", tmp_path)
+            list_input(inputs / "scans.zip")
 
 
 def test_files_that_may_not_be_read_end_the_build_before_an_image_is_decoded(
@@ -192,41 +186,7 @@ def test_a_zip_that_changes_during_the_build_is_said_to_have_changed(
     assert f"{path} changed since the build began" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("method", "place", "always"),
-    [
-        (zipfile.ZIP_STORED, "content", False),
-        (zipfile.ZIP_DEFLATED, "header", False),
-        (zipfile.ZIP_DEFLATED, "content", True),
-    ],
-)
-def test_a_server_that_garbles_answers_costs_no_image(
-    tmp_path, monkeypatch, capsys, after_listing, method, place, always
-):
-    path = write_zip(tmp_path / "scans.zip", TREE, method)
-    read, garbled = remote.read, itertools.count(1)
-
-    def garble(url, start, length, mark=""):
-        content = bytearray(read(url, start, length, mark))
-        if next(garbled) == 5 or always:
-            part = slice(0, 4) if place == "header" else slice(100, 150)
-            content[part] = os.urandom(len(content[part]))
-        return bytes(content)
-
-    with running_azure() as server:
-        with path.open("rb") as file:
-            remote.write(server.url("scans.zip"), file)
-        flags = ["--source=archive", f"--input={server.url('scans.zip')}"]
-        flags += [f"--output={tmp_path / 'out'}", "--image_size=8", IN_MEMORY]
-        after_listing(lambda: monkeypatch.setattr(remote, "read", garble))
-        assert build_tfrecords.main(flags) == always
-        assert always == ("other bytes each time" in capsys.readouterr().err)
-        assert next(garbled) > 5
-    if not always:
-        assert Manifest.load(tmp_path / "out").counts["examples"] == len(TREE)
-
-
-def test_a_server_that_garbles_a_file_without_a_checksum_is_found_out(
+def test_a_disk_that_garbles_a_file_without_a_checksum_is_found_out(
     inputs, tmp_path, monkeypatch, capsys
 ):
     original = directory._DirectoryReader.read

@@ -14,10 +14,7 @@ from image_files import (
     png,
     scan_tree,
     scans_of,
-    under,
-    write_tar,
     write_tree,
-    write_zip,
 )
 from s3_server import BUCKET, SECRET_KEY, running_gcs
 from source_files import upload
@@ -25,8 +22,9 @@ from tiff_files import tiff_file
 
 from pipelines import build_tfrecords, errors, options
 from pipelines.sources import factory
-from pipelines.sources.archive import open_archive
 from tfrecord_io import Manifest
+from tfrecord_io.__main__ import main as tfrecord_io_main
+from tfrecord_io.extras import sample
 from tfrecord_io.stores import remote
 
 
@@ -67,9 +65,9 @@ def test_a_dataset_on_a_store_is_the_one_on_a_disk(scheme, running, s3, scans_zi
     assert all(SECRET_KEY.encode() not in content for content in copy.values())
     copy = write_tree(tmp_path / "remote", copy)
     assert shards_of(copy) == shards_of(local)
+    assert sample.verify(copy, source_input=scans_zip) == []
 
 
-# "us@er:pa/ss" in base64, as RFC 7617 has it.
 def test_a_build_that_another_one_overtakes_on_a_store_ends_with_the_same_dataset(
     s3, scans_zip, monkeypatch, capsys
 ):
@@ -153,8 +151,7 @@ def test_a_picture_whose_name_on_a_store_ends_like_a_folder_is_a_reject(s3, tmp_
 @pytest.mark.parametrize(
     ("source", "name", "message"),
     [
-        ("archive", "a.tar", "Copy the file to a local disk"),
-        ("archive", "a.tar.gz", "Copy the file to a local disk"),
+        ("archive", "a.tar", "tar xf"),
         ("archive", "none.zip", r"--input s3://scans/none\.zip is not a file"),
         ("directory", "none", "--input s3://scans/none holds no files"),
     ],
@@ -163,8 +160,7 @@ def test_an_input_on_a_store_that_cannot_be_read_in_place_is_refused(
     s3, tmp_path, source, name, message
 ):
     if "tar" in name:
-        path = write_tar(tmp_path / name, under("x", scan_tree({"train": 1})))
-        s3.client.upload_file(str(path), BUCKET, name)
+        s3.client.put_object(Bucket=BUCKET, Key=name, Body=bytes(257) + b"ustar")
     with pytest.raises(errors.UserError, match=message):
         build(s3, source, f"s3://{BUCKET}/{name}", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -183,39 +179,31 @@ def parsed(*words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--source=archive", "--input=a.zip"], "give --staging gs://BUCKET/FOLDER"),
-        ([], "give --staging gs://BUCKET/FOLDER"),
-        (["--source=directory", "--input=scans"], "--source directory reads from a disk of this"),
-        (["--source=synthetic"], "--source synthetic reads from a disk of this machine"),
+        (["--source=archive", "--input=a.zip"], "--source archive reads from a disk of this"),
+        ([], "--source kaggle reads from a disk of this machine"),
+        (["--source=synthetic"], "gcloud storage cp"),
     ],
 )
-def test_what_dataflow_cannot_see_is_refused_before_anything_is_fetched(words, message):
+def test_what_dataflow_cannot_see_or_must_not_be_told_is_refused_before_anything_is_fetched(
+    words, message
+):
     with pytest.raises(errors.UserError, match=message):
         factory.require_reachable(*parsed(*words, *DATAFLOW))
 
 
 def test_what_every_worker_sees_is_not_refused():
     factory.require_reachable(*parsed("--source=archive", "--input=gs://b/a.zip", *DATAFLOW))
-    factory.require_reachable(*parsed("--staging=gs://b/x", *DATAFLOW))
     factory.require_reachable(*parsed("--source=archive", "--input=a.zip"))
 
 
-def test_a_local_zip_is_uploaded_once_and_again_when_its_first_image_differs(az, tmp_path):
-    place = f"--staging=az://{azure_server.CONTAINER}/stage"
-    chosen, found = parsed("--source=archive", "--input=a.zip", place, *DATAFLOW), []
-    for content in (b"one", b"one", b"two"):
-        others = {f"A/{i}": b"" for i in range(1500)}
-        path = write_zip(tmp_path / "a.zip", {"A/first": content, **others})
-        url = factory.staged(path, *chosen)
-        assert remote.read_file(url) == path.read_bytes()
-        assert open_archive(url, tmp_path).describe() == open_archive(path, tmp_path).describe()
-        found.append((url, path.stat().st_size, az.count))
-    assert found[0] == found[1]
-    assert found[0][0] != found[2][0]
-    assert found[0][1] == found[2][1]
+# ---- What stays local
 
 
-def test_a_tar_cannot_be_staged(tmp_path):
-    path = write_tar(tmp_path / "a.tar", scan_tree({"train": 1}))
-    with pytest.raises(errors.UserError, match="only a zip can be read in parts from --staging"):
-        factory.staged(path, *parsed("--staging=gs://b/x", *DATAFLOW))
+@pytest.mark.parametrize(
+    "words",
+    ["verify out --source_input", "verify . --names", "labels_from --output labels.csv"],
+)
+def test_a_command_that_reads_local_files_says_so(words, capsys):
+    assert tfrecord_io_main([*words.split(), "gs://bucket/out"]) == 2
+    message = "error: expected local files, received gs://bucket/out"
+    assert message in capsys.readouterr().err
