@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import urllib.parse
 from pathlib import Path
 from typing import Literal
 
@@ -83,7 +82,7 @@ class SourceOptions:
         """
         if self.source != "npz":
             return None
-        address = self.input or Address("")
+        address = self.input or ""
         if is_remote(address):
             raise errors.UserError(
                 f"--source npz reads local files; copy {address} to a disk of this machine"
@@ -129,8 +128,7 @@ def _source_of(address: str | None) -> str:
     if address.lower().endswith(".npz"):
         return "npz"
     if is_remote(address):
-        ending = Path(urllib.parse.urlsplit(address).path).suffix.lower()
-        return "archive" if ending in _ARCHIVES else "directory"
+        return "archive" if address.lower().endswith(_ARCHIVES) else "directory"
     path = Path(address)
     is_file = path.is_file() or (not path.exists() and path.suffix.lower() in _ARCHIVES)
     return "archive" if is_file else "directory"
@@ -148,7 +146,7 @@ def open_source(options: SourceOptions, workers: Workers, seed: int, output: Fol
         errors.BuildError: if the data could not be downloaded or drawn.
     """
     require_reachable(options, workers)
-    downloads, address = options.download_dir.absolute(), options.input or Address("")
+    downloads, address = options.download_dir.absolute(), options.input
     if options.source == "kaggle":
         path = kaggle.download_archive(options.kaggle_dataset, downloads)
         return open_archive(path, kind="kaggle", dataset=options.kaggle_dataset)
@@ -160,7 +158,7 @@ def open_source(options: SourceOptions, workers: Workers, seed: int, output: Fol
         return DirectorySource(folder, kind="synthetic")
     if arrays := options.arrays:
         return arrays.unpacked(downloads if output.remote else Path(output.path(BUILD_DIR)))
-    if is_remote(address):
+    if address is not None and is_remote(address):
         is_archive = options.source == "archive"
         return open_archive(address) if is_archive else RemoteDirectorySource(address)
     if options.source == "directory":
@@ -183,13 +181,7 @@ def require_reachable(options: SourceOptions, workers: Workers) -> None:
     Raises:
         errors.UserError: if the workers cannot read the images.
     """
-    address = options.input or Address("")
-    if address.hides_something and workers != "here":
-        raise errors.UserError(
-            f"--input {address} was given with a signature or a password, which would "
-            "be written into the job's description; give a URL without one, or copy the file first"
-        )
-    if workers == "dataflow" and not is_remote(address):
+    if workers == "dataflow" and not is_remote(options.input or ""):
         raise errors.UserError(
             f"--source {options.source} reads from a disk of this machine, which Dataflow's "
             "workers cannot read; copy the images to gs://, as with gcloud storage cp, and give "

@@ -2,7 +2,6 @@
 
 import io
 import struct
-import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -135,11 +134,11 @@ def write_zip(
 
 
 def pack(path: Path, files: Mapping[str, bytes]) -> Path:
-    """Writes files as the name says: `.zip`, `deflated.zip`, `.tar`, `.tar.gz`, or a folder."""
+    """Writes files as the name says: `.zip`, `deflated.zip`, or a folder."""
     if path.suffix == ".zip":
         is_deflated = path.name.endswith("deflated.zip")
         return write_zip(path, files, zipfile.ZIP_DEFLATED if is_deflated else zipfile.ZIP_STORED)
-    return write_tar(path, files) if ".tar" in path.suffixes else write_tree(path, files)
+    return write_tree(path, files)
 
 
 def scans_of(make: Callable[[], Mapping[str, bytes]], name: str = "scans") -> Any:
@@ -150,26 +149,3 @@ def scans_of(make: Callable[[], Mapping[str, bytes]], name: str = "scans") -> An
         return pack(tmp_path_factory.mktemp("scans") / name, make())
 
     return scans
-
-
-def tar_info(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
-    """Returns a tar header with a fixed time."""
-    info = tarfile.TarInfo(name)
-    info.size, info.type, info.mtime = size, kind, TIME
-    return info
-
-
-def write_tar(
-    path: Path,
-    files: Mapping[str, bytes] | Iterable[tuple[str, bytes]],
-    extra: Iterable[tarfile.TarInfo] = (),
-) -> Path:
-    """Writes a tar, compressed if its name ends in `gz`; `extra` are headers without content."""
-    pairs = files.items() if isinstance(files, Mapping) else files
-    mode = "w:gz" if path.name.endswith("gz") else "w"
-    with tarfile.open(path, mode) as archive:
-        for name, content in pairs:
-            archive.addfile(tar_info(name, len(content)), io.BytesIO(content))
-        for info in extra:
-            archive.addfile(info)
-    return path

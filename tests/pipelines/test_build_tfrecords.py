@@ -174,7 +174,7 @@ def test_flags_that_only_beam_acts_on_are_named(undisturbed, archive, capsys):
         (["--classes=CNV,AMD"], "'AMD'"),
         (["--direct_running_mode=multi_threading"], "loses records"),
         (["--runner=NoSuchRunner"], "Unexpected pipeline runner"),
-        (["--output=nostore://bucket/out"], "cannot use --output nostore://bucket/out"),
+        (["--output=nostore://bucket/out"], "cannot use nostore://bucket/out"),
     ],
 )
 def test_wrong_usage_ends_with_exit_code_2_one_message_and_no_output(

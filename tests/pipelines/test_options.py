@@ -52,7 +52,7 @@ def test_flags_of_each_form_arrive_where_they_belong():
 @pytest.mark.parametrize(
     ("given", "source"),
     [("scans.zip", "archive"), ("a.TAR.GZ", "archive"), ("s3://b/scans", "directory"),
-     ("https://h/x.zip?sig=1", "archive"), (".", "directory"), (__file__, "archive"),
+     (".", "directory"), (__file__, "archive"),
      ("s3://b/scans.tar.gz", "archive"), 
      ("scans", "directory"), (None, "kaggle")],
 )  # fmt: skip
