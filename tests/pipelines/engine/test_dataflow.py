@@ -84,7 +84,7 @@ def job_of(chosen):
     build = Build(
         output=chosen.output.output,
         draft=bare_manifest(image_shape=(224, 224, 1), label_names=("CNV", "DME"), splits={}),
-        source=ArchiveSource(StoredFile(chosen.source.input, 0, ""), is_zip=True, facts={}),
+        source=ArchiveSource(StoredFile(chosen.source.input, 0, ""), facts={}),
         max_reject_fraction=chosen.output.max_reject_fraction,
     )
     return Job(build=build, todo=tasks, num_finished=0, started=0.0)
