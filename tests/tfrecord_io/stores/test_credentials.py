@@ -1,7 +1,7 @@
 """Where stores' settings come from, and where they do not go."""
 
+import json
 import os
-import sys
 from unittest import mock
 
 import pytest
@@ -73,17 +73,14 @@ def test_a_profile_that_does_not_exist_is_named(monkeypatch):
         credentials.settings("s3")
 
 
-def test_googles_file_is_found_and_its_kind_decides_who_reads_it(tmp_path, monkeypatch):
+def test_googles_file_is_read_by_googles_package(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     assert credentials.settings("gs") == {}
-    file = tmp_path / "application_default_credentials.json"
-    file.write_text('{"type": "authorized_user"}')
-    assert credentials.settings("gs") == {"application_credentials": str(file)}
-    # As of workload identity federation, which obstore does not read.
-    file.write_text('{"type": "external_account"}')
-    monkeypatch.setitem(sys.modules, "google.auth", None)
-    with pytest.raises(errors.UserError, match="external_account, which needs google-auth"):
-        credentials.settings("gs")
+    keys = {"type": "authorized_user", "client_id": "a", "client_secret": "b", "refresh_token": "c"}
+    (tmp_path / "application_default_credentials.json").write_text(json.dumps(keys))
+    provider = credentials.settings("gs")["credential_provider"]
+    assert provider.credentials.refresh_token == "c"
 
 
 def test_the_variables_of_the_az_command_are_known(monkeypatch):
