@@ -1,7 +1,6 @@
-"""Files on object stores and web servers, by URL: reads ranges, lists folders and uploads.
+"""Files in buckets by their URL: reads ranges, lists folders and uploads; obstore does the rest.
 
-Every store is used through obstore, whose threads do not survive a fork, so each process opens a
-store when it first uses it. In names of buckets and files, `*` and `[` are not patterns.
+The threads of obstore do not survive a fork, so each process opens a store when it first uses it.
 """
 
 from __future__ import annotations
@@ -46,17 +45,9 @@ SILENT_SECONDS = 60
 NUM_ATTEMPTS = 8
 RETRY_SECONDS = 120
 
-_REFUSALS = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
-
-# Seconds for a whole answer, such as a large file over a slow line.
-_ANSWER_SECONDS = 24 * 3600
-
 # A larger file is uploaded in parts of this size, and buffered on the disk instead of in memory.
 _PART_BYTES = 8 * 1024 * 1024
 _NUM_PARTS_AT_ONCE = 4
-
-_BUCKETS = ("s3", "gs", "az")
-_WEB = ("http", "https")
 
 _opened_by = 0
 
@@ -65,8 +56,7 @@ _opened_by = 0
 class StoredFile:
     """A file as its store or disk describes it, with its size in bytes.
 
-    `mark` identifies its version: its ETag, or the time of its last change if a web server gives no
-    ETag. It is empty for a local file, whose `url` is its path.
+    `mark` is the ETag of its version; empty for a local file, whose `url` is its path.
     """
 
     url: str
@@ -96,33 +86,25 @@ def forget_stores() -> None:
     _store.cache_clear()
 
 
-def patiently(
-    read: Callable[[], Result],
-    closed: threading.Event | None = None,
-    progress: Callable[[], int] = int,
-) -> Result:
+def patiently(read: Callable[[], Result], closed: threading.Event | None = None) -> Result:
     """Returns the result of a function, which is called again after a `StoreError`.
 
-    The attempts end when `closed` is set, and are counted anew when `progress` has grown.
-
     Raises:
-        StoreError: if all attempts fail, or at once if another one would not help.
+        StoreError: if all attempts fail, or one when `closed` is set, or at once if another attempt
+            would not help.
     """
     closed = closed or threading.Event()
-    attempt, reached, deadline = 0, progress(), time.monotonic() + RETRY_SECONDS
+    attempt, deadline = 1, time.monotonic() + RETRY_SECONDS
     while True:
         try:
             return read()
         except StoreError as error:
-            if error.cause:
-                raise
-            attempt += 1
-            if (now := progress()) > reached:
-                attempt, reached, deadline = 1, now, time.monotonic() + RETRY_SECONDS
-            if attempt >= NUM_ATTEMPTS or time.monotonic() > deadline or closed.is_set():
+            is_last = attempt >= NUM_ATTEMPTS or time.monotonic() > deadline or closed.is_set()
+            if error.cause or is_last:
                 raise
             _log.warning("%s; trying again (%d of %d)", error, attempt, NUM_ATTEMPTS - 1)
             closed.wait(0.05 * 2**attempt)
+            attempt += 1
 
 
 def _patient(read: Callable[Asked, Result]) -> Callable[Asked, Result]:
@@ -141,27 +123,17 @@ def describe(url: str) -> StoredFile:
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        UserError: if the URL's scheme is unknown.
         StoreError: if the store does not answer, or refuses.
     """
     store, path = _open(url)
     with _clear_errors(url):
-        if url.partition("://")[0] in _WEB:
-            # GET instead of HEAD, because the signature of a URL is valid for GET only. It also
-            # shows whether the server supports ranges.
-            answer = obstore.get(store, path, options={"range": (0, 1)})
-            answer.bytes()
-            meta = answer.meta
-        else:
-            meta = obstore.head(store, path)
-    return _described(url, meta)
+        return _described(url, obstore.head(store, path))
 
 
 def read_once(url: str, start: int, length: int, mark: str = "") -> bytes | memoryview:
-    """Returns bytes of a file by its URL or path; fewer than `length` at the end of the file.
+    """Returns bytes of a file by its URL or path, in one attempt; fewer than `length` at its end.
 
-    There is one attempt. On a store, the first byte must exist. `mark` is that of the wanted
-    version; empty for any version.
+    On a store, the first byte must exist. `mark` is that of the wanted version; empty for any.
 
     Raises:
         FileNotFoundError: if the file does not exist, and no version of it was asked for.
@@ -172,15 +144,11 @@ def read_once(url: str, start: int, length: int, mark: str = "") -> bytes | memo
             file.seek(start)
             return file.read(length)
     options: obstore.GetOptions = {"range": (start, start + length)}
-    # Weak ETags, those with a quote inside, and times cannot be conditions.
-    if mark and not mark.startswith(("W/", "time ")) and '"' not in mark:
+    if mark:
         options["if_match"] = f'"{mark}"'
     store, path = _open(url)
     with _clear_errors(url, mark):
         answer = obstore.get(store, path, options=options)
-        # A web server may ignore the condition.
-        if mark and mark != _described(url, answer.meta).mark:
-            raise _changed(url)
         return _whole(url, answer.bytes(), min(length, answer.meta["size"] - start))
 
 
@@ -188,28 +156,14 @@ def read_once(url: str, start: int, length: int, mark: str = "") -> bytes | memo
 read = _patient(read_once)
 
 
-def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
-    """Returns a whole file as `read` does; with this size and `version`, None for any."""
-    return read_version(url, size, version)[0]
-
-
-def write(url: str, source: IO[bytes]) -> None:
-    """Uploads an open, seekable file; the object appears only when it is complete.
-
-    Raises:
-        UserError: for a web server, which does not accept files.
-        StoreError: if the store refuses the file or does not answer.
-    """
-    store, path = _open(url, web=False)
-    with _clear_errors(url):
-        obstore.put(store, path, source, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE)
-
-
 @_patient
 def read_version(
     url: str, size: int | None = None, version: int | None = None
 ) -> tuple[bytes, Any]:
-    """Returns what `read_file` does, and the file's version for `replace`."""
+    """Returns a whole file, of this size and `version` or of any, and its version for `replace`.
+
+    Raises what `read` raises.
+    """
     store, path = _open(url)
     with _clear_errors(url):
         answer = obstore.get(store, path)
@@ -220,6 +174,34 @@ def read_version(
         return bytes(_whole(url, answer.bytes(), file.size)), answer.meta
 
 
+def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
+    """Returns the content of a file as `read_version` does."""
+    return read_version(url, size, version)[0]
+
+
+def write(url: str, source: IO[bytes]) -> None:
+    """Uploads an open, seekable file; the object appears only when it is complete.
+
+    Raises:
+        StoreError: if the store refuses the file or does not answer.
+    """
+    store, path = _open(url, retries=True)
+    with _clear_errors(url):
+        obstore.put(store, path, source, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE)
+
+
+@contextlib.contextmanager
+def create(url: str) -> Iterator[IO[bytes]]:
+    """Opens a file for writing, which is uploaded when the block ends, unless the block fails.
+
+    Until then its content is in memory or on the local disk. Raises what `write` raises.
+    """
+    with tempfile.SpooledTemporaryFile(_PART_BYTES) as spool:
+        yield spool
+        spool.seek(0)
+        write(url, spool)
+
+
 @_patient
 def replace(url: str, content: bytes, seen: Any) -> Any:
     """Writes a file in place of the version that was seen, None: of none; returns its version.
@@ -227,7 +209,7 @@ def replace(url: str, content: bytes, seen: Any) -> Any:
     Raises:
         StoreError: `changed` if another version is there; otherwise what `write` raises.
     """
-    store, path = _open(url, web=False)
+    store, path = _open(url, retries=True)
     tags = ("e_tag", "version")  # the second one is Google Cloud's generation
     mode: Any = {tag: seen[tag] for tag in tags if seen[tag]} if seen else "create"
     try:
@@ -244,29 +226,16 @@ def replace(url: str, content: bytes, seen: Any) -> Any:
         raise _changed(url) from None
 
 
-@contextlib.contextmanager
-def create(url: str) -> Iterator[IO[bytes]]:
-    """Opens a file for writing, which is uploaded when the block ends, unless the block fails.
-
-    Until then its content is buffered in memory or on the local disk. Raises what `write` raises.
-    """
-    with tempfile.SpooledTemporaryFile(_PART_BYTES) as spool:
-        yield spool
-        spool.seek(0)
-        write(url, spool)
-
-
 def list_files(folder: str, *, recursive: bool) -> list[StoredFile]:
     """Returns the files of a folder, with those of its subfolders if `recursive`.
 
     Empty objects with which some tools represent folders are left out.
 
     Raises:
-        UserError: for a web server, which does not list files.
         StoreError: if the store does not answer, or an object has a name that no file can have.
     """
-    store, prefix = _open(folder, web=False)
-    root, prefix = _split(folder)[0], prefix.strip("/")
+    store, path = _open(folder, retries=True)
+    root, prefix = folder[: len(folder) - len(path)].rstrip("/"), path.strip("/")
     with _clear_errors(folder):
         if recursive:
             metas = obstore.list(store, prefix).collect()
@@ -288,22 +257,18 @@ def copy(url: str, to: str) -> None:
     Raises:
         StoreError: if the store refuses, or has not copied all of it, as Azure may while it works.
     """
-    store, path = _open(url, web=False)
+    store, path = _open(url, retries=True)
     with _clear_errors(url):
-        obstore.copy(store, path, _open(to, web=False)[1])
+        obstore.copy(store, path, _open(to)[1])
     if describe(to).size != describe(url).size:
         raise StoreError(f"{url} was not copied whole to {to}; run the same command again")
 
 
 def delete(urls: Iterable[str]) -> None:
-    """Deletes files; ignores those that do not exist.
-
-    Raises:
-        StoreError: if the store refuses.
-    """
+    """Deletes files; ignores those that do not exist. Raises StoreError if the store refuses."""
 
     def delete_one(url: str) -> None:
-        store, path = _open(url, web=False)
+        store, path = _open(url, retries=True)
         with contextlib.suppress(FileNotFoundError), _clear_errors(url):
             obstore.delete(store, path)
 
@@ -311,71 +276,48 @@ def delete(urls: Iterable[str]) -> None:
         list(pool.map(delete_one, urls))
 
 
-def _split(url: str) -> tuple[str, str]:
-    """Returns the address of a URL's store, and the path within the store."""
-    scheme, _, rest = url.partition("://")
-    if scheme in _WEB:
-        return url, ""
-    bucket, _, path = rest.partition("/")
-    return f"{scheme}://{bucket}", path
-
-
-def _open(url: str, *, web: bool = True) -> tuple[Any, str]:
+def _open(url: str, *, retries: bool = False) -> tuple[Any, str]:
     """Returns a URL's store, and the path within it.
 
-    The store may be a web server if `web`. Otherwise the use of it, such as an upload, can take
-    many requests, so obstore itself makes again those that fail.
+    With `retries`, obstore itself repeats the requests that fail, of which an upload takes many.
     """
-    root, path = _split(url)
     if _store.cache_info().currsize and _opened_by != os.getpid():
         raise RuntimeError(
             "a store that was opened before a fork hangs; open stores after the fork"
         )
-    if not web and root.partition("://")[0] in _WEB:
-        raise UserError(
-            f"cannot use {url} as a folder: a web server serves single files. Give --input a .zip, "
-            "and write to a local folder or a bucket"
-        )
-    return _store(root, 0 if web else NUM_ATTEMPTS - 1), path
+    scheme, _, rest = url.partition("://")
+    bucket, _, path = rest.partition("/")
+    return _store(f"{scheme}://{bucket}", NUM_ATTEMPTS - 1 if retries else 0), path
 
 
 @functools.cache
 def _store(root: str, max_retries: int) -> Any:
     global _opened_by
     _opened_by = os.getpid()
-    scheme = root.partition("://")[0]
-    if scheme not in (*_BUCKETS, *_WEB):
-        raise UserError(
-            f"cannot use {root}: expected s3://, gs://, az:// or https://, received {scheme}://"
-        )
     client_options: dict[str, Any] = {
         "allow_http": True,  # for an endpoint that the user gave as http://
-        "connect_timeout": datetime.timedelta(seconds=min(SILENT_SECONDS, 10)),
-        "read_timeout": datetime.timedelta(seconds=SILENT_SECONDS),
-        "timeout": datetime.timedelta(seconds=_ANSWER_SECONDS),
+        "connect_timeout": f"{min(SILENT_SECONDS, 10)}s",
+        "read_timeout": f"{SILENT_SECONDS}s",
+        "timeout": "24h",  # for a whole answer, such as a large file over a slow line
     }
     for variable in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         if file := os.environ.get(variable):
             client_options["root_certificate"] = Path(file).read_bytes()
             break
-    options: dict[str, Any] = {
-        "client_options": client_options,
-        "retry_config": {
-            "max_retries": max_retries,
-            "retry_timeout": datetime.timedelta(seconds=RETRY_SECONDS),
-        },
-    }
+    settings = credentials.settings(root.partition("://")[0])
+    limit = datetime.timedelta(seconds=RETRY_SECONDS)
+    retry: Any = {"max_retries": max_retries, "retry_timeout": limit}
     try:
-        return obstores.from_url(root, **options, **credentials.settings(scheme))
+        return obstores.from_url(
+            root, client_options=client_options, retry_config=retry, **settings
+        )
     except (exceptions.BaseError, ValueError) as error:
         raise UserError(f"cannot use {root}: {_reason(error)}") from None
 
 
 def _described(url: str, meta: Any) -> StoredFile:
-    """Returns what a store's answer says of a file."""
     # In a listing, Azure gives the ETag without quotes; elsewhere it has quotes.
-    mark = re.sub('^(W/)?"(.*)"$', r"\1\2", meta["e_tag"] or "")
-    return StoredFile(url, meta["size"], mark or f"time {meta['last_modified'].isoformat()}")
+    return StoredFile(url, meta["size"], (meta["e_tag"] or "").strip('"'))
 
 
 def _changed(url: str) -> StoreError:
@@ -400,32 +342,32 @@ def _clear_errors(url: str, mark: str = "") -> Iterator[None]:
     except (exceptions.PreconditionError, exceptions.AlreadyExistsError):
         raise _changed(url) from None
     except (exceptions.BaseError, ValueError) as error:
-        # The first words come from object stores, the others from web servers.
-        if re.search("non-partial response|[Rr]ange request", str(error)):
-            told = "the server sent the whole file instead of a part; copy it to a local disk"
-            raise StoreError(f"cannot use {url}: {told}", "whole") from None
-        is_denied = isinstance(error, _REFUSALS) or "no credentials were found" in _reason(error)
-        cause = "denied" if is_denied else ""
-        raise StoreError(f"cannot use {url}: {_reason(error)}", cause) from None
+        refusals = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+        is_denied = isinstance(error, refusals) or "no credentials were found" in _reason(error)
+        message = f"cannot use {url}: {_reason(error)}"
+        raise StoreError(message, "denied" if is_denied else "") from None
 
 
 def _whole(url: str, data: Any, size: int) -> memoryview:
     """Returns an answer, if it has as many bytes as were asked for."""
     if len(content := memoryview(data)) != size:
         raise StoreError(
-            f"cannot read {url}: the server sent {len(content):,} bytes instead of "
-            f"{size:,}. Run the same command again to resume"
+            f"cannot read {url}: the server sent {len(content):,} bytes instead of {size:,}. Run "
+            "the same command again to resume"
         )
     return content
 
 
 def _reason(error: Exception) -> str:
-    """Returns the message of a store's error in one line, without signatures."""
+    """Returns the message of a store's error in one line, without the query of its URL."""
     text = str(error).partition("\n\nDebug source")[0]
     head, found, body = text.partition("<?xml")
     if found:
         said = [re.search(f"<{tag}>([^<]*)", body) for tag in ("Code", "Message")]
         text = head + ": ".join(match[1] for match in said if match)
     if "169.254.169.254" in text:
-        text = f"no credentials were found, and this machine has no role in the cloud ({text})"
+        text = (
+            "no credentials were found, and this machine has no role in the cloud (the files of "
+            f"the AWS tools need pip install 'scan-tfrecords[aws]'): {text}"
+        )
     return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", " ".join(text.split()))

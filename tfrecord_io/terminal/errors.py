@@ -30,17 +30,16 @@ class UserError(ToldError):
 
 
 class StoreError(ToldError):
-    """An object store or web server that refuses, fails, or has another version of a file.
+    """An object store that refuses, fails, or has another version of a file.
 
     It is not an OSError, because Pillow and zipfile take those for a damaged file.
 
     Attributes:
         cause: `denied`: no rights, no credentials or no such bucket; `changed`: the file is another
-            version than the one that was first seen; `whole`: a server sent a whole file instead of
-            the part that was asked for. They stay the same however often a store is asked. Empty
-            for other errors.
+            version than the one that was first seen. Another attempt does not help. Empty for other
+            errors.
     """
 
-    def __init__(self, message: str, cause: Literal["", "denied", "changed", "whole"] = "") -> None:
+    def __init__(self, message: str, cause: Literal["", "denied", "changed"] = "") -> None:
         super().__init__(message)
         self.cause = cause
