@@ -25,9 +25,9 @@ def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
     """Opens a zip; members have the names that `name_of` finds.
 
     Raises:
-        zipfile.BadZipFile: if the file is not a zip, its end record counts other members than its
-            index names, or bytes are before the first member or behind the end, as in zips that
-            were joined.
+        zipfile.BadZipFile: if the file is not a zip, its index points outside of it or names other
+            members than its end record counts, or bytes are before the first member or behind the
+            end, as in zips that were joined.
     """
     try:
         archive = zipfile.ZipFile(file)
@@ -45,6 +45,8 @@ def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
             "other data is before its first member or behind its end; if archives were joined, "
             "unpack them one by one and give the folder"
         )
+    if any(info.header_offset + info.compress_size > archive.start_dir for info in infos):
+        raise zipfile.BadZipFile("its index points outside of its members")
     # 65535 stands for a larger number in a zip64 record, or some writers let it wrap around.
     if num_promised not in (0xFFFF, len(infos) % (1 << 16)):
         raise zipfile.BadZipFile(f"expected {num_promised:,} members, found {len(infos):,}")

@@ -294,7 +294,7 @@ def _open(url: str, *, retries: bool = False) -> tuple[Any, str]:
 def _store(root: str, max_retries: int) -> Any:
     global _opened_by
     _opened_by = os.getpid()
-    client_options: dict[str, Any] = {
+    client_options: Any = {
         "allow_http": True,  # for an endpoint that the user gave as http://
         "connect_timeout": f"{min(SILENT_SECONDS, 10)}s",
         "read_timeout": f"{SILENT_SECONDS}s",

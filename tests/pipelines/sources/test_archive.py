@@ -10,7 +10,6 @@ import subprocess
 import sys
 import unicodedata
 import zipfile
-import zlib
 
 import numpy as np
 import pytest
@@ -168,34 +167,7 @@ def test_a_zip_of_any_writer_with_names_of_any_script_is_read(tmp_path, kind):
     assert read_input(zip_of(kind, files, tmp_path / "a")) == files
 
 
-NOT_EXPLAINED = "belong to no member.*unpack them one by one and give the folder"
-
-
-@pytest.mark.parametrize("kind", ["zip", "streamed"])
-@pytest.mark.parametrize("hidden", [[], [0], [11], range(1, 12, 2)], ids=str)
-def test_a_member_that_the_index_leaves_out_is_noticed(tmp_path, kind, hidden):
-    def change(entries):
-        # In another order, which is no fault.
-        entries[:] = [entry for i, entry in enumerate(entries) if i not in hidden][::-1]
-
-    path = zip_of(kind, TREE, tmp_path / "a")
-    path.write_bytes(with_index(path.read_bytes(), change))
-    if not hidden:
-        assert read_input(path) == TREE
-        return
-    assert_refused(path, NOT_EXPLAINED)
-
-
-def test_zeros_may_lie_before_between_and_after_members(tmp_path):
-    path = tmp_path / "a.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for index, (name, content) in enumerate(TREE.items()):
-            archive.fp.write(bytes(1_500_000 if index in (0, 5) else 0))
-            archive.start_dir = archive.fp.tell()
-            archive.writestr(name, content)
-        archive.start_dir += archive.fp.write(bytes(1_500_000))
-    assert path.stat().st_size > 4_500_000
-    assert read_input(path) == TREE
+JOINED = "unpack them one by one and give the folder"
 
 
 def test_fields_of_a_local_header_may_have_any_length(tmp_path):
@@ -241,7 +213,6 @@ COMMENT_LENGTH, MODE, OFFSET = 32, 38, 42
         pytest.param(SIZE, "<I", 10**6, "unreadable_member", id="shorter than its size"),
         pytest.param(SIZE, "<I", 2**32 - 2, "file_too_large", id="claims 4 GiB"),
         pytest.param(STORED_SIZE, "<I", 3, "unreadable_member", id="stored size too small"),
-        pytest.param(OFFSET, "<I", 7, "unreadable_member", id="points into another member"),
     ],
 )
 def test_a_hostile_entry_of_a_zip_is_a_reject_and_the_others_are_read(
@@ -365,11 +336,11 @@ def twice(path):
 
 
 DAMAGES = [
-    ("zip", twice, NOT_EXPLAINED),
-    ("deflated.zip", twice, NOT_EXPLAINED),
-    ("zip", added(before=b"#!/bin/sh\nexec unzip\n" * 50), NOT_EXPLAINED),
-    ("zip", added(after=b"more"), "other data follows its end"),
-    *(("zip", with_offset(n), r"belong to no member|points outside")
+    ("zip", twice, JOINED),
+    ("deflated.zip", twice, JOINED),
+    ("zip", added(before=b"#!/bin/sh\nexec unzip\n" * 50), JOINED),
+    ("zip", added(after=b"more"), JOINED),
+    *(("zip", with_offset(n), "before its first member|points outside")
       for n in (2**63 - 1, 2**64 - 1, 10_000)),
     ("zip", lambda path: patched(path, STORED_SIZE, "<I", 2**32 - 2), "points outside of its mem"),
     ("zip", with_long_comment, r"expected 12 members, found 6"),
@@ -413,20 +384,6 @@ def test_names_of_a_zip_that_are_utf_8_without_its_flag_are_read_so(tmp_path, fo
     assert read_input(path) == {name: bytes([k]) for k, name in enumerate(names)}
     with path.open("rb") as file:
         assert archives.open_zip(file).namelist() == names
-
-
-def test_a_name_in_the_extra_field_of_a_zip_goes_before_its_bytes(tmp_path):
-    names = [f"dème/{number}.png" for number in range(3)]
-    stored = [name.encode("cp850") for name in names]
-    fields = [b"\1" + struct.pack("<L", zlib.crc32(old)) + new.encode()
-              for old, new in zip(stored, names, strict=True)]  # fmt: skip
-    # A field of another name, as a program leaves it that renames without knowing of the field.
-    fields[2] = fields[2].replace(b"\1", b"\2", 1)
-    fields = [struct.pack("<HHHH", 9, 0, 0x7075, len(field)) + field for field in fields]
-    path = zip_named(tmp_path / "scans.zip", stored[:2], fields[:2])
-    assert read_input(path).keys() == {*names[:2]}
-    path = zip_named(tmp_path / "scans.zip", stored, fields)
-    assert_refused(path, "how the names of 1 member are encoded")
 
 
 @pytest.mark.parametrize("encoding", ["cp437", "cp850", "cp1252"])
