@@ -84,7 +84,6 @@ def with_frames(
     columns = dict(zip(refs.column_names, refs.columns, strict=True))
     columns["frame"] = pa.array([number for number, _ in frames], REF_SCHEMA.field("frame").type)
     if not keep_patients:
-        images = images.noted(*_notes_on_alike(headers), is_private=False)
         patients = [header.patient or None for header in headers]
         columns["patient"] = pa.array(patients, pa.large_string())
     for name in ("study", "series", "modality", "laterality", "device"):
@@ -99,18 +98,16 @@ def with_frames(
         found,
         frames=collections.Counter(some.file_format for _, some in frames if some.file_format),
     )
+    images = images.noted(*_note_on_annotations(headers), is_private=False)
     return images.noted(*_note_on_modalities(refs))
 
 
-def _notes_on_alike(headers: Sequence[Header]) -> Iterator[str]:
-    """Yields a note if patients have identities that only their writing tells apart."""
-    people = {(header.alike, header.patient) for header in headers if header.patient}
-    sizes = collections.Counter(alike for alike, _ in people)
-    if num_alike := sum(size for size in sizes.values() if size > 1):
+def _note_on_annotations(headers: Sequence[Header]) -> Iterator[str]:
+    """Yields a note if files say that text is burned into their pixels, such as a name."""
+    if num_annotated := sum(header.is_annotated for header in headers):
         yield (
-            f"{num_alike:,} patients of DICOM files have a PatientID that differs from another one "
-            "only in case, spaces, hyphens or invisible characters, and count as different people; "
-            "if they are not, give each one name in a column patient of a table of --labels"
+            f"{num_annotated:,} images are of DICOM files that say BurnedInAnnotation YES: text in "
+            "the pixels may name a patient or give a class away"
         )
 
 

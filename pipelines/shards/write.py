@@ -5,13 +5,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import io
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from multiprocessing.sharedctypes import Synchronized
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +22,7 @@ from pipelines.planning import plan
 from pipelines.shards.build import Build, Create, Sidecar, rows_name
 from pipelines.sources.source import Reader, read_in_order
 from pipelines.stores.output_folder import PLAN_FILE
-from tfrecord_io.decoding import augment, preprocess
+from tfrecord_io.decoding import augment, dicom, preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format import schema, shard_writer
@@ -36,10 +35,7 @@ _MOST_UNFINISHED = 3
 #: What was done, by name, see `TaskWriter.write`.
 Counts = collections.Counter[str]
 
-if TYPE_CHECKING:
-    from pydicom import Dataset
-
-    _Data = bytes | io.BytesIO | Dataset
+_Data = bytes | dicom.Frame
 
 
 def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Create) -> Sidecar:
@@ -278,15 +274,11 @@ def write_images(
 
 
 def _read_part(reader: Reader, ref: ImageRef) -> _Data:
-    """Reads a file, or only the wanted frame, where that is possible."""
+    """Reads a file, or of several frames the wanted one."""
     if not ref.frame:
         return reader.read(ref.member)
     with reader.open(ref.member) as file:
-        # Over a network, going from page to page of a TIFF takes longer than reading it.
-        if part := preprocess.cut_picture(file, ref.frame, pages=reader.num_parallel_reads == 1):
-            return part
-        file.seek(0)
-        return file.read()
+        return dicom.read_frame(file, ref.frame)
 
 
 def _decode(

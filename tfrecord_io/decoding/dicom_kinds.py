@@ -1,7 +1,9 @@
-"""Names the kinds of DICOM objects that are not pictures of a patient, by SOP class (PS3.4).
+"""Names the kinds of DICOM objects that are not pictures of a patient; no library has such a list.
 
 >>> kind_without_pixels("1.2.840.10008.5.1.4.1.1.88.22")
 'structured_report'
+>>> kind_without_pixels("1.2.840.10008.5.1.4.1.1.2", ("ORIGINAL", "PRIMARY", "LOCALIZER"))
+'localizer_image'
 >>> kind_without_pixels("1.2.840.10008.5.1.4.1.1.77.1.5.4")
 ''
 """
@@ -9,10 +11,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _STORAGE = r"1\.2\.840\.10008\.5\.1\.4\.1\.1\."
 
-# By the end of the SOP class. Segmentations have pixels, but these are masks of other pictures.
+# By the end of the SOP class (PS3.4). Segmentations have pixels, but these are masks of other
+# pictures.
 _KINDS = {
     re.compile(rf"{_STORAGE}(?:{ends})"): kind
     for ends, kind in {
@@ -35,8 +39,13 @@ _KINDS = {
 # The second is Siemens' own, in which spectra and protocols are beside the pictures of a study.
 _OTHERS = {"1.2.840.10008.1.3.10": "media_directory", "1.3.12.2.1107.5.9.1": "raw_data"}
 
+# Values of ImageType of pictures that only accompany others: of slides, and of CT (PS3.3, C.8.12.4
+# and C.8.2.1).
+_COMPANIONS = ("LABEL", "OVERVIEW", "THUMBNAIL", "LOCALIZER")
 
-def kind_without_pixels(sop_class: str) -> str:
+
+def kind_without_pixels(sop_class: str, image_type: Iterable[str] = ()) -> str:
     """Returns what a DICOM object is, such as `structured_report`; empty for a picture."""
     kinds = (kind for pattern, kind in _KINDS.items() if pattern.fullmatch(sop_class))
-    return _OTHERS.get(sop_class) or next(kinds, "")
+    companions = (f"{name.lower()}_image" for name in _COMPANIONS if name in image_type)
+    return _OTHERS.get(sop_class) or next(kinds, "") or next(companions, "")

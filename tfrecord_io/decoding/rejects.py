@@ -1,4 +1,4 @@
-"""`Reject`, the exception that leaves an image out, and which errors are worth one.
+"""`Reject`, the exception that leaves an image out, and which errors of libraries are worth one.
 
 >>> is_of_content(OSError("image file is truncated")), is_of_content(OSError(5, "I/O error"))
 (True, False)
@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 
 from tfrecord_io.terminal.printing import printable
 
@@ -53,6 +55,31 @@ def is_of_content(error: BaseException) -> bool:
         # index, which names a place before the start of its archive, gives EINVAL.
         return error.errno in (None, errno.EINVAL)
     return not isinstance(error, MemoryError | ImportError)
+
+
+@contextlib.contextmanager
+def as_rejects() -> Iterator[None]:
+    """Raises a Reject, with the library's reason, instead of an error of a file's content.
+
+    For damaged bytes, decoders raise almost anything, such as struct.error or SyntaxError.
+    """
+    try:
+        yield
+    except Reject:
+        raise
+    except Exception as error:
+        if not is_of_content(error):
+            raise
+        raise Reject(
+            "truncated" if "truncated" in str(error).lower() else "undecodable", told_by(error)
+        ) from None
+
+
+def told_by(error: Exception) -> str:
+    """Returns the reason that a library gives; not if it quotes the file, which may be a secret."""
+    lines = str(error).strip().splitlines()  # the last one of pydicom's has the reason
+    is_told = bool(lines) and "b'" not in lines[-1] and 'b"' not in lines[-1]
+    return lines[-1].strip() if is_told else f"the decoder raised {type(error).__name__}"
 
 
 def check_size(width: int, height: int) -> None:

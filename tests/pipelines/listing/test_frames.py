@@ -12,7 +12,7 @@ from image_files import encoded, grey_pixels, pack, png, scans_of, write_tree
 from listed import list_files, notes_of
 from PIL import Image
 from pydicom.data import get_testdata_file
-from tiff_files import NEW_SUBFILE_TYPE, tiff_file, with_damaged_page
+from tiff_files import tiff_file
 
 from pipelines import errors
 from pipelines.listing import frames
@@ -24,20 +24,18 @@ from tfrecord_io import Manifest, image_key
 FLAGS = ("--max_reject_fraction=0.5", "--num_shards=2")
 
 
-def pages(seed, count):
-    return [grey_pixels(10 * seed + n).astype(np.uint16) * 251 for n in range(count)]
+def volume(seed, count, height=20, width=28):
+    return dicom_file(np.stack([grey_pixels(10 * seed + n, height, width) for n in range(count)]))
 
 
 def tree():
-    """TIFFs of one page and of several, with thumbnails, and damaged ones; a volume of DICOM."""
+    """Volumes of DICOM, one of them damaged, and files of several pictures of other formats."""
     return {
-        "CNV/one.tif": tiff_file(pages(0, 1)),
-        "CNV/three.TIFF": tiff_file(pages(1, 3)),
-        "CNV/without ending": tiff_file(pages(2, 2), order=">"),
-        "CNV/volume.dcm": dicom_file(np.stack(pages(6, 2))),
-        "DME/thumbnail.tif": tiff_file(pages(3, 3), {2: {NEW_SUBFILE_TYPE: 1}}),
-        "DME/damaged.tif": with_damaged_page(tiff_file(pages(4, 3)), 2),
-        "DME/all small.tif": tiff_file(pages(5, 2), {n: {NEW_SUBFILE_TYPE: 1} for n in (1, 2)}),
+        "CNV/volume.dcm": volume(6, 2),
+        "CNV/without ending": volume(5, 2),
+        "CNV/one.tif": tiff_file([grey_pixels()]),
+        "DME/cut.dcm": volume(4, 3)[:-9],
+        "DME/three.TIFF": tiff_file([grey_pixels(n) for n in range(3)]),
         "DME/picture.png": png(),
         "DME/two.gif": encoded(grey_pixels(), "GIF", save_all=True,
                                append_images=[Image.fromarray(grey_pixels(1))]),
@@ -52,46 +50,40 @@ def rows_of(dataset):
     return {row["path"]: row for row in builds.rows_of(dataset)}
 
 
-def test_every_page_is_an_image_and_a_thumbnail_is_none(built, folder, capsys):
+def test_every_frame_of_dicom_is_an_image_and_other_files_of_several_pictures_are_rejects(built):
     rows = rows_of(built)
     assert sorted(rows) == [
-        "CNV/one.tif",
-        "CNV/three.TIFF#frame-1", "CNV/three.TIFF#frame-2", "CNV/three.TIFF#frame-3",
-        "CNV/volume.dcm#frame-1", "CNV/volume.dcm#frame-2",
-        "CNV/without ending#frame-1", "CNV/without ending#frame-2",
-        "DME/damaged.tif#frame-1", "DME/damaged.tif#frame-3",
-        "DME/picture.png",
-        "DME/thumbnail.tif#frame-1", "DME/thumbnail.tif#frame-3",
+        "CNV/one.tif", "CNV/volume.dcm#frame-1", "CNV/volume.dcm#frame-2",
+        "CNV/without ending#frame-1", "CNV/without ending#frame-2", "DME/cut.dcm#frame-1",
+        "DME/cut.dcm#frame-2", "DME/picture.png",
     ]  # fmt: skip
     assert all(row["key"] == image_key(path) for path, row in rows.items())
     assert {path: reason for path, reason, _ in csv_rows(built / "rejects.csv")} == {
-        "DME/all small.tif": "multiple_frames",
-        "DME/damaged.tif#frame-2": "undecodable",
+        "DME/cut.dcm#frame-3": "truncated",
+        "DME/three.TIFF": "multiple_frames",
         "DME/two.gif": "multiple_frames",
     }
     counts = Manifest.load(built).counts
-    assert (counts["files"], counts["examples"], counts["ignored"]) == (17, 13, {"reduced_page": 1})
+    assert (counts["files"], counts["examples"], counts["ignored"]) == (11, 8, {})
 
 
-def test_only_the_tags_of_a_file_are_read_to_list_its_pages(tmp_path):
-    page = grey_pixels(0, 1000, 1000)
-    source = DirectorySource(write_tree(tmp_path, {"CNV/two.tif": tiff_file([page, page])}))
+def test_only_the_tags_of_a_file_are_read_to_list_its_frames(tmp_path):
+    source = DirectorySource(write_tree(tmp_path, {"CNV/two": volume(0, 2, 1000, 1000)}))
     list_images(source, ListingOptions())  # what it imports is read now
     before = bytes_read()
-    assert list_images(source, ListingOptions()).frames == {"TIFF": 2}
-    assert bytes_read() - before < page.nbytes / 4
+    assert list_images(source, ListingOptions()).frames == {"DICOM": 2}
+    assert bytes_read() - before < 250_000
 
 
 @pytest.mark.usefixtures("built")  # what a build imports is read now
 @pytest.mark.parametrize("name", ["in", "in.zip"])
-def test_only_the_bytes_of_a_page_or_frame_are_read_to_build_it(tmp_path, name):
-    volume = [grey_pixels(seed, 200, 200) for seed in range(20)]
-    content = tiff_file(volume) if name == "in.zip" else dicom_file(np.stack(volume))
-    source = pack(tmp_path / name, {"CNV/volume": content, "DME/picture.png": png()})
+def test_only_the_bytes_of_a_frame_are_read_to_build_it(tmp_path, name):
+    files = {"CNV/volume": volume(0, 20, 200, 200), "DME/picture.png": png()}
+    source = pack(tmp_path / name, files)
     before = bytes_read()
     output = build_here(source, tmp_path / "out")
-    # The whole file for each page would be twenty times its size.
-    assert bytes_read() - before < 10 * 20 * volume[0].nbytes
+    # The whole file for each frame would be twenty times its size.
+    assert bytes_read() - before < 10 * len(files["CNV/volume"])
     rows = rows_of(output)
     assert rows["DME/picture.png"]["file_xxh3"]
     assert rows["CNV/volume#frame-7"]["file_xxh3"] is None
@@ -147,29 +139,28 @@ def test_two_modalities_in_one_class_are_told_and_one_can_be_chosen(tmp_path, ca
         list_images(DirectorySource(folder), ListingOptions(modality=("OPT", "CT")))
 
 
-@pytest.mark.parametrize(("other", "num_told"), [("smith 1", "2"), ("SMITH-2", "")])
-def test_patients_in_tags_whose_identities_look_alike_are_told(other, num_told):
+def test_files_that_say_that_text_is_burned_in_are_counted_in_a_note():
+    yes, no = ({(0x0028, 0x0301, "CS"): said} for said in ("YES", "NO"))
     files = {
-        f"{c}/{k}.dcm": dicom_file(grey_pixels(k), {(0x0010, 0x0020, "LO"): name})
+        f"{c}/{k}.dcm": dicom_file(grey_pixels(k), tags)
         for c in ("CNV", "DME")
-        for k, name in enumerate(("SMITH-1", other))
+        for k, tags in enumerate((yes, no, yes))
     }
-    notes = notes_of(list_files(files))
-    assert "".join(note.partition(" patients of DICOM")[0] for note in notes) == num_told
+    (note,) = notes_of(list_files(files))
+    assert note.startswith("4 images are of DICOM files that say BurnedInAnnotation YES")
 
 
-def test_a_file_that_is_named_like_a_page_is_a_reject_that_says_so(tmp_path):
-    files = {"CNV/a.tif": tiff_file(pages(0, 3)), "CNV/a.tif#frame-3": tiff_file(pages(1, 1))}
+def test_a_file_that_is_named_like_a_frame_is_a_reject_that_says_so(tmp_path):
+    files = {"CNV/a.dcm": volume(0, 3), "CNV/a.dcm#frame-3": volume(1, 1)}
     output = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", *FLAGS)
-    detail = "this name would be that of frame 3 of CNV/a.tif; rename it"
-    assert csv_rows(output / "rejects.csv") == [["CNV/a.tif#frame-3", "path_conflict", detail]]
+    detail = "this name would be that of frame 3 of CNV/a.dcm; rename it"
+    assert csv_rows(output / "rejects.csv") == [["CNV/a.dcm#frame-3", "path_conflict", detail]]
     assert len(rows_of(output)) == 3
 
 
 def test_a_file_that_is_tiff_and_dicom_at_once_is_what_its_name_says(tmp_path):
     """PS3.10, section 7.1, leaves the first 128 bytes to such files."""
-    volume = dicom_file(np.stack([grey_pixels(seed) for seed in range(2)]))
-    both = b"II*\0" + volume[4:]
+    both = b"II*\0" + volume(0, 2)[4:]
     files = {"a/volume.dcm": both, "a/volume.tif": both, "b/picture.png": png()}
     listing = list_files(files)
     assert [(ref.path, ref.frame) for ref in iterate_refs(listing.table)] == [
