@@ -64,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", type=local_path, metavar="DIR", help=output)
     seen = "measure images, too, that the model has seen, or others of their patients"
     add("--include_seen", action="store_true", help=seen)
+    prevalence = (
+        "share of positives where the model is to be used, for the predictive values (PPV, NPV): "
+        "one number, or one for each class, such as CNV=0.02,DME=0.01"
+    )
+    add("--prevalence", default="", metavar="X", help=prevalence)
     flags.add_flags(parser, "measures", MeasureOptions)
 
 
@@ -90,6 +95,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
     output = _output_of(arguments, manifest)
     runs = single_runs([open_run(each) for each in arguments.run])
     classifier = load_classifiers(runs)
+    # With Keras, which takes seconds.
+    from train.results import metrics, thresholds
+    from train.results.result import EvaluationResult
+
     _require_fit(classifier, manifest, address, data)
     if is_own := classifier.fingerprint == manifest.fingerprint:
         print("note: this is the dataset that the model was trained on, not an external one")
@@ -100,16 +109,12 @@ def evaluate(arguments: argparse.Namespace) -> None:
     # still be present in its images, so that label is not measured.
     task = classifier.task
     names = classifier.label_names if task.kind.one_hot else manifest.label_names
-    # The prevalence is used at the end; a wrong one is told now.
-    how = options.decided([view.name for view in task.views(names)])
+    # The prevalences are used at the end; a wrong one is refused now.
+    views = [view.name for view in task.views(names)]
+    prevalences = thresholds.parse_prevalences(arguments.prevalence, views)
     part, exposure = _unseen(runs, dataset, splits, arguments.include_seen)
     own_results = read_json(runs[0] / METRICS_NAME) if len(runs) == 1 else {}
     console.make_folder("--output", output)
-
-    # After the checks: these take seconds to import.
-    from train.results import metrics
-    from train.results.sections import Result
-    from train.results.write import write_results
 
     outputs = [classifier.label_names.index(name) for name in names]
 
@@ -122,18 +127,18 @@ def evaluate(arguments: argparse.Namespace) -> None:
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
         "model": address,
         "best_epoch": own_results.get("best_epoch"),
-        **metrics.measure(predictions, how, 0, classifier.thresholds),
+        **metrics.measure(predictions, options, 0, classifier.thresholds, prevalences),
     }
-    result = Result(
+    result = EvaluationResult(
+        directory=output,
         dataset=dataset,
-        config={"data": data},
         metrics=results,
         predictions=predictions,
-        own_metrics=own_results,
-        is_own=is_own and own_results.get("split") in (None, *manifest.splits),
         exposure=exposure,
+        own_metrics=own_results,
+        is_own_dataset=is_own and own_results.get("split") in (None, *manifest.splits),
     )
-    write_results(output, result, explanation=occlusion.explain(predict))
+    result.write(occlusion.explain(predict))
     print(f"The metrics and {PAGE_NAME} are in {output}")
 
 

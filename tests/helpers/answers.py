@@ -10,7 +10,6 @@ from tfrecord_io.format.groups import group_images
 from train.data.dataset import Dataset
 from train.kinds.classes import CLASSES
 from train.results import metrics
-from train.results.options import MeasurePlan
 from train.results.predictions import Predictions
 
 
@@ -56,4 +55,4 @@ def measured(probabilities, truths, names=OCT_NAMES, task=CLASSES, patients=None
 
 
 def measured_as(predictions, num_samples=20, seed=0):
-    return metrics.evaluate_predictions(predictions, MeasurePlan(num_samples), seed)
+    return metrics.evaluate_predictions(predictions, num_samples, seed)

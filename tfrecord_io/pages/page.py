@@ -136,6 +136,13 @@ class Figure(NamedTuple):
     small: str = ""
 
 
+class Drawing(NamedTuple):
+    """A drawing in a frame, whose SVG has a description."""
+
+    title: str
+    svg: markupsafe.Markup
+
+
 class Tile(NamedTuple):
     """A figure on top of a page: its name, its value and more about it."""
 

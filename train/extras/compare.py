@@ -59,6 +59,11 @@ def read(run: str) -> Measured:
     if (inside := folder.resolve().parent).name == "evaluation":
         settings = read_json(inside.parent / "config.json").get("config") or {}
     try:
+        if metrics and not metrics["split"]:
+            raise UserError(
+                f"{run} was not measured: its dataset has no images besides the training images; "
+                f"{command('evaluate')} measures it on another one"
+            )
         with np.load(folder / EXACT_NAME) as exact:
             arrays = dict(exact)
         keys = np.char.add(arrays.pop("keys"), arrays.pop("files"))
@@ -102,7 +107,7 @@ def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[page
     for name in wanted:
         scores = [run.metrics["scores"].get(name) for run in runs]
         if any(scores):
-            tell = words.teller_of(name)
+            tell = words.form_of(name)
             told = (words.with_interval(each, tell, "") if each else "–" for each in scores)
             figures.append([words.title_of(name), *told])
     note = ""
@@ -129,7 +134,7 @@ def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -
     pair, common = (first, other), np.intersect1d(first.keys, other.keys)
     rows = [np.flatnonzero(np.isin(run.keys, common)) for run in pair]
     keys = [run.keys[places] for run, places in zip(pair, rows, strict=True)]
-    answers = [run.answers.some(places) for run, places in zip(pair, rows, strict=True)]
+    answers = [run.answers.take(places) for run, places in zip(pair, rows, strict=True)]
     truths = [
         dict(zip(some.tolist(), each.truths.tolist(), strict=True))
         for some, each in zip(keys, answers, strict=True)

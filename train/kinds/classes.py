@@ -81,26 +81,21 @@ class Classes(Task):
         positives = measures.sums_by_place(truths, weights, len(names))
         called = measures.sums_by_place(predicted, weights, len(names))
         total = weights.sum(-1)
-        sensitivity = measures.ratios(hits, positives)
-        specificity = 1 - measures.ratios(called - hits, total[:, None] - positives)
+        rates = measures.rates(hits, called, positives, total[:, None])
         scores = {
             "accuracy": measures.ratios(hits.sum(-1), total),
             "ece": measures.expected_calibration_error(
                 confidences[:, None], is_correct[:, None], weights
             ),
             "brier": measures.ratios(weights @ brier, total),
-            "balanced_accuracy": measures.defined_mean(sensitivity.T),
+            "balanced_accuracy": measures.defined_mean(rates["sensitivity"].T),
         }
-        rates = {"sensitivity": sensitivity, "specificity": specificity}
-        rates |= measures.precision_and_f1(hits, called, positives)
         for index, name in enumerate(names):
             scores |= {f"{rate}/{name}": values[:, index] for rate, values in rates.items()}
         if set(names) == measures.OCT_CLASSES:
             urgent = np.isin(names, measures.URGENT_CLASSES)
-            is_urgent, called_urgent = urgent[truths], urgent[predicted]
-            rates = measures.called_rates(called_urgent, is_urgent, weights)
-            sides = (is_urgent & called_urgent, called_urgent, is_urgent)
-            rates |= measures.precision_and_f1(*(weights @ side for side in sides))
+            is_urgent = urgent[truths]
+            rates = measures.rates_of(urgent[predicted], is_urgent, weights)
             scores |= {f"urgent/{name}": values for name, values in rates.items()}
             penalties = np.where(is_correct, 0.0, 1.0)
             for answer, points in measures.URGENT_PENALTIES.items():
@@ -139,7 +134,7 @@ class Classes(Task):
         usual = _usual(metrics)
         return usual and words.doubt(metrics, "accuracy", usual[1], rival)
 
-    def answers(self, metrics: Mapping[str, Any]) -> page.Table:
+    def table_of_answers(self, metrics: Mapping[str, Any]) -> page.Table:
         names = list(metrics["label_counts"])
         matrix = np.asarray(metrics["confusion_matrix"])
         totals = matrix.sum(1)
@@ -166,11 +161,11 @@ class Classes(Task):
         given = self.chosen(answers.probabilities)
         return answers.probabilities.max(-1), given == answers.truths, given
 
-    def told(self, answers: Answers, number: int) -> OneAnswer:
+    def one_answer(self, answers: Answers, number: int) -> OneAnswer:
         names, of_image = answers.label_names, answers.probabilities[number]
         output = int(of_image.argmax())
         true = names[answers.truths[number]]
-        return OneAnswer(int(number), output, true, names[output], float(of_image[output]))
+        return OneAnswer(number, output, true, names[output], float(of_image[output]))
 
 
 class Grades(Classes):
@@ -194,8 +189,8 @@ class Grades(Classes):
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
         sentences, kappa = super().verdict(metrics), metrics["scores"][KAPPA]
         if kappa["value"] is not None:
-            told = words.with_interval(kappa, "{:.2f}".format)
-            sentences.insert(1, f"Its quadratic weighted kappa is {told}.")
+            value = words.with_interval(kappa, "{:.2f}".format)
+            sentences.insert(1, f"Its quadratic weighted kappa is {value}.")
         return sentences
 
 

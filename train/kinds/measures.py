@@ -2,18 +2,18 @@
 
 An example of a patient who is drawn twice in a bootstrap counts twice, see `results.bootstrap`.
 Cost of a resample: about 20 ns per example for all measures except the areas under the curve, which
-take 2 to 6 ns per example and class. scikit-learn has the same areas, precision and regression
-(tests compare them), but takes one weighting at a time, and a bootstrap needs thousands.
+take 2 to 6 ns per example and class. scikit-learn has the same areas and precision (tests compare
+them), but takes one weighting at a time, and a bootstrap needs thousands.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import optimize, special
 
 #: Classes of the OCT dataset, and those that need urgent referral to a doctor. Source: Kermany et
 #: al. 2018, "Identifying medical diagnoses and treatable diseases by image-based deep learning".
@@ -30,13 +30,6 @@ NUM_CALIBRATION_BINS = 15
 
 #: Smallest probability whose logarithm is taken.
 LEAST_PROBABILITY = 1e-7
-
-# With more examples than this, the logits of `calibration_line` are rounded to 0.01.
-_MAX_LEVELS = 4096
-
-# Newton's method: its most steps, the longest one, and one that is so short that it is the last.
-# The ridge keeps a curvature of zero from ending it.
-_NEWTON_STEPS, _LONGEST_STEP, _CONVERGED, _RIDGE = 40, 2.0, 1e-8, 1e-12
 
 
 def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
@@ -110,94 +103,65 @@ def expected_calibration_error(
     return ratios(np.abs(gaps).sum(-1), weights.sum(-1) * confidences.shape[1])
 
 
-def calibration_line(
-    is_positive: np.ndarray, probabilities: np.ndarray, weights: np.ndarray
-) -> dict[str, np.ndarray]:
+def calibration_line(is_positive: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
     """Returns the slope and the intercept of the logistic recalibration; NaN where undefined.
 
     The slope is that of a logistic regression of the truth on the logit of the probability: below 1
     the probabilities are too extreme, above 1 too cautious. The intercept is that of the same
     regression with the slope held at 1: below 0 the probabilities are too high, above 0 too low.
     Source: Cox 1958, "Two further applications of a model for binary regression"; Van Calster et
-    al. 2019, "Calibration: the Achilles heel of predictive analytics". For the arguments see
-    `area_under_curve`; the probabilities are those of being positive.
+    al. 2019, "Calibration: the Achilles heel of predictive analytics".
+
+    Args:
+        is_positive: bool [num_examples].
+        probabilities: of being positive, [num_examples].
 
     Returns:
-        `calibration_slope` and `calibration_intercept`, float64 [...] each; NaN if one side has no
-        weight. The slope is NaN too if a probability separates both sides.
+        `calibration_slope` and `calibration_intercept`; NaN if all or none are positive. The slope
+        is NaN too if the probabilities are equal, or if one of them separates both sides.
     """
-    logits = special.logit(
-        np.clip(probabilities.astype(np.float64), LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
-    )
-    if len(logits) > _MAX_LEVELS:
-        # So that the time of a bootstrap hardly grows; the line changes by less than 0.001.
-        logits = logits.round(2)
-    levels, places = np.unique(logits, return_inverse=True)
-    positive = sums_by_place(places[is_positive], weights[..., is_positive], len(levels))
-    everyone = sums_by_place(places, weights, len(levels))
-    num_positive, total = positive.sum(-1), everyone.sum(-1)
-    has_both = (num_positive > 0) & (num_positive < total)
-    design = np.stack([np.ones_like(levels), levels], axis=-1)
-    slope = _logistic_regression(design, 0.0, positive, everyone)[..., 1]
-    intercept = _logistic_regression(design[:, :1], levels, positive, everyone)[..., 0]
-    is_spread = (everyone > 0).sum(-1) > 1
+    from sklearn.linear_model import LogisticRegression
+
+    slope = intercept = math.nan
+    limits = LEAST_PROBABILITY, 1 - LEAST_PROBABILITY
+    logits = special.logit(np.clip(probabilities.astype(np.float64), *limits))
+    positive, negative = logits[is_positive], logits[~is_positive]
+    if len(positive) and len(negative):
+        share = float(is_positive.mean())
+        intercept = optimize.brentq(lambda a: special.expit(logits + a).mean() - share, -40, 40)
+        overlap = positive.min() < negative.max() and negative.min() < positive.max()
+        if overlap and np.ptp(logits) > 0:
+            model = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000)
+            slope = float(model.fit(logits[:, None], is_positive).coef_[0, 0])
+    return {"calibration_slope": slope, "calibration_intercept": intercept}
+
+
+def rates(
+    found: np.ndarray, called: np.ndarray, positives: np.ndarray, total: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Returns `sensitivity`, `specificity`, `precision` and `f1`, float64 [...]; NaN if undefined.
+
+    Precision is the share of the answers yes that are right, and F1 its harmonic mean with the
+    sensitivity. Source: van Rijsbergen 1979, "Information retrieval", chapter 7. The weights of the
+    positives that were found, of all answers yes, of all positives and of all are float64 [...].
+    """
     return {
-        "calibration_slope": np.where(has_both & is_spread, slope, np.nan),
-        "calibration_intercept": np.where(has_both, intercept, np.nan),
+        "sensitivity": ratios(found, positives),
+        "specificity": 1 - ratios(called - found, total - positives),
+        "precision": ratios(found, called),
+        "f1": ratios(2 * found, called + positives),
     }
 
 
-def _logistic_regression(
-    design: np.ndarray, offset: np.ndarray | float, positive: np.ndarray, everyone: np.ndarray
-) -> np.ndarray:
-    """Returns coefficients, float64 [..., num_coefficients], by Newton's method without penalty.
-
-    They are NaN where there is no maximum, as with separated sides. The design is [num_levels,
-    num_coefficients], the weights of the positives and of all are [..., num_levels].
-    """
-    size = design.shape[-1]
-    products = (design[:, :, None] * design[:, None, :]).reshape(-1, size**2)
-    found = np.zeros((*everyone.shape[:-1], size))
-    steps = np.full_like(found, np.inf)
-    for _ in range(_NEWTON_STEPS):
-        rows = np.abs(steps).max(-1) >= _CONVERGED
-        if not rows.any():
-            break
-        weights, chances = everyone[rows], special.expit(found[rows] @ design.T + offset)
-        gradient = (positive[rows] - weights * chances) @ design
-        curvature = (weights * chances * (1 - chances)) @ products
-        curvature = curvature.reshape(*gradient.shape, size) + _RIDGE * np.eye(size)
-        newton = np.linalg.solve(curvature, gradient[..., None])[..., 0]
-        # A limit keeps it from jumping to and fro, and from overflows where there is no maximum.
-        steps[rows] = np.clip(newton, -_LONGEST_STEP, _LONGEST_STEP)
-        found[rows] += steps[rows]
-    return np.where(np.abs(steps).max(-1, keepdims=True) < _CONVERGED, found, np.nan)
-
-
-def called_rates(
+def rates_of(
     is_called: np.ndarray, is_positive: np.ndarray, weights: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Returns `sensitivity` and `specificity`, float64 [..., ...]; NaN where undefined.
+    """Returns `rates`, [..., ...], of answers yes and truths, bool [num_examples, ...].
 
-    Whether the answer is yes and whether yes is right are bool [num_examples, ...]. The weights,
-    float64 [..., num_examples], are how often each example counts.
+    The weights, float64 [..., num_examples], are how often each example counts.
     """
-    return {
-        "sensitivity": ratios(weights @ (is_called & is_positive), weights @ is_positive),
-        "specificity": ratios(weights @ ~(is_called | is_positive), weights @ ~is_positive),
-    }
-
-
-def precision_and_f1(
-    found: np.ndarray, called: np.ndarray, positives: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Returns `precision`, the share of the answers yes that are right, and `f1`.
-
-    F1 is its harmonic mean with the sensitivity. Source: van Rijsbergen 1979, "Information
-    retrieval", chapter 7. The weights of the positives that were found, of all answers yes and of
-    all positives are float64 [...], as are the measures; NaN where undefined.
-    """
-    return {"precision": ratios(found, called), "f1": ratios(2 * found, called + positives)}
+    sides = is_called & is_positive, is_called, is_positive, np.ones(is_called.shape)
+    return rates(*(weights @ side for side in sides))
 
 
 def predictive_values(
@@ -257,8 +221,6 @@ def defined_mean(values: np.ndarray) -> np.ndarray:
 class Measure(NamedTuple):
     """All that is known of a measure of metrics.json; a new one is an entry of `MEASURES`.
 
-    `score` of its kind of label computes it, or `area` where `Task.label_measures` names it.
-
     Attributes:
         title: its name on pages and in the terminal.
         least: lower limit of its values.
@@ -267,8 +229,6 @@ class Measure(NamedTuple):
         behind: the examples of a view that it rests on: `positives`, `negatives`, or those of the
             `fewer` groups; empty for all examples.
         counts: whether it is a share of these examples.
-        area: what computes it alone from a view, see `area_under_curve`; None if `Task.score` and
-            others compute it with other measures, which is faster.
     """
 
     title: str
@@ -277,7 +237,6 @@ class Measure(NamedTuple):
     unit: str = "share"
     behind: str = ""
     counts: bool = False
-    area: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
 
 
 _UNLIMITED = (-math.inf, math.inf, "number")
@@ -292,14 +251,12 @@ MEASURES: Mapping[str, Measure] = {
     "f1": Measure("F1", unit="decimal", behind="fewer"),
     "ppv": Measure("PPV", behind="fewer"),
     "npv": Measure("NPV", behind="fewer"),
-    "auc": Measure("area under the ROC", unit="decimal", behind="fewer", area=area_under_curve),
+    "auc": Measure("area under the ROC", unit="decimal", behind="fewer"),
     "macro_auc": Measure("mean area under the ROC"),
-    "average_precision": Measure(
-        "average precision", unit="decimal", behind="fewer", area=average_precision
-    ),
+    "average_precision": Measure("average precision", unit="decimal", behind="fewer"),
     "macro_average_precision": Measure("mean average precision"),
-    "calibration_slope": Measure("calibration slope", *_UNLIMITED, "fewer"),
-    "calibration_intercept": Measure("calibration intercept", *_UNLIMITED, "fewer"),
+    "calibration_slope": Measure("calibration slope", *_UNLIMITED),
+    "calibration_intercept": Measure("calibration intercept", *_UNLIMITED),
     "ece": Measure("calibration error"),
     "brier": Measure("Brier score", most=2.0, unit="number"),
     "quadratic_kappa": Measure("quadratic weighted kappa", least=-1.0),

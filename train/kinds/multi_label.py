@@ -27,7 +27,7 @@ class MultiLabel(Task):
     """
 
     kind = kinds.MULTI_LABEL
-    charts = ("roc", "reliability")
+    charts = ("roc", "precision", "reliability")
     run_measures = ("accuracy", "macro_auc", "macro_average_precision", "ece")
     decision = (
         "A threshold answers “this label, or not?”. The predicted labels do not depend on the "
@@ -85,15 +85,15 @@ class MultiLabel(Task):
         pairs = np.stack([1 - probabilities, probabilities], axis=-1)
         return np.maximum(pairs, measures.LEAST_PROBABILITY)
 
-    def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
+    def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
         pairs = self.distributions(probabilities.astype(np.float64))
         without, with_label = np.moveaxis(np.log(pairs), -1, 0)
-        return special.expit((with_label - without) / degree).astype(probabilities.dtype)
+        return special.expit((with_label - without) / temperature).astype(probabilities.dtype)
 
     def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         labels, called = answers.truths, self.chosen(answers.probabilities)
         is_right = labels == called
-        total, rates = weights.sum(-1), measures.called_rates(called, labels, weights)
+        total, rates = weights.sum(-1), measures.rates_of(called, labels, weights)
         probabilities = answers.probabilities.astype(np.float64)
         # Each label is a choice between two, of which the likelier one is the answer.
         confidences = np.maximum(probabilities, 1 - probabilities)
@@ -102,8 +102,6 @@ class MultiLabel(Task):
             "ece": measures.expected_calibration_error(confidences, is_right, weights),
             "brier": measures.ratios(weights @ np.square(probabilities - labels).mean(-1), total),
         }
-        sides = (called & labels, called, labels)
-        rates |= measures.precision_and_f1(*(weights @ side for side in sides))
         for index, name in enumerate(answers.label_names):
             scores |= {f"{rate}/{name}": values[:, index] for rate, values in rates.items()}
         return scores
@@ -140,7 +138,7 @@ class MultiLabel(Task):
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
         return words.doubt(metrics, "macro_auc", 0.5, "guessing")
 
-    def answers(self, metrics: Mapping[str, Any]) -> page.Table:
+    def table_of_answers(self, metrics: Mapping[str, Any]) -> page.Table:
         rows = []
         for name in words.shown_classes(metrics):
             (alone, alarms), (missed, found) = metrics["confusion_matrices"][name]
@@ -157,8 +155,8 @@ class MultiLabel(Task):
         labels = np.where(called, np.arange(called.shape[1]), -1)
         return sure.ravel(), (called == answers.truths).ravel(), labels.ravel()
 
-    def told(self, answers: Answers, number: int) -> OneAnswer:
-        place, output = divmod(int(number), len(answers.label_names))
+    def one_answer(self, answers: Answers, number: int) -> OneAnswer:
+        place, output = divmod(number, len(answers.label_names))
         probability, name = float(answers.probabilities[place, output]), answers.label_names[output]
         is_called = probability >= LABEL_THRESHOLD
         true, given = (

@@ -39,25 +39,25 @@ class Answers:
         probabilities: float32 [num_examples, num_labels], with the temperature applied.
         truths: for classes int64 [num_examples], for several labels bool [num_examples,
             num_labels].
-        runs: int [num_examples], which network of a cross-validation gave each answer; None if one
+        folds: int [num_examples], which network of a cross-validation gave each answer; None if one
             gave all.
     """
 
     probabilities: np.ndarray
     truths: np.ndarray
     label_names: tuple[str, ...]
-    runs: np.ndarray | None = None
+    folds: np.ndarray | None = None
 
-    def some(self, rows: np.ndarray) -> Self:
-        """Returns some of the answers, int64 [num_chosen], in that order."""
+    def take(self, rows: np.ndarray) -> Self:
+        """Returns the answers at these places, int64 [num_chosen], in that order."""
         arrays = {name: each for name, each in vars(self).items() if isinstance(each, np.ndarray)}
         return dataclasses.replace(self, **{name: each[rows] for name, each in arrays.items()})
 
-    def by_run(self) -> list[np.ndarray]:
-        """Returns the rows of each network's answers, int64 [num_answers] each."""
-        if self.runs is None:
-            return [np.arange(len(self.truths))]
-        return [np.flatnonzero(self.runs == run) for run in np.unique(self.runs)]
+    def by_fold(self) -> list[Self]:
+        """Returns the answers of each network."""
+        if self.folds is None:
+            return [self]
+        return [self.take(np.flatnonzero(self.folds == fold)) for fold in np.unique(self.folds)]
 
 
 def require_numbers(probabilities: np.ndarray, what: str) -> None:
@@ -117,12 +117,13 @@ class Task(abc.ABC):
     Attributes:
         charts: names of the charts of its answers, see `results.charts`.
         label_measures: of each label, columns of a table of the page.
-        run_measures: figures on top of the page, and columns of its tables of runs and groups.
+        run_measures: figures on top of the page, and columns of its tables of folds and groups.
+        glossary: what the measures mean.
         decision: how an answer follows from probabilities.
     """
 
     kind: LabelKind
-    charts: tuple[str, ...] = ("roc", "reliability", "confusion")
+    charts: tuple[str, ...] = ("roc", "precision", "reliability", "confusion")
     label_measures: tuple[str, ...] = (
         "sensitivity", "specificity", "precision", "f1", "auc", "average_precision",
     )  # fmt: skip
@@ -197,12 +198,12 @@ class Task(abc.ABC):
         answers = self.distributions(probabilities)
         return answers.reshape(-1, answers.shape[-1]), truths.ravel().astype(np.int64)
 
-    def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
-        """Returns probabilities [num_examples, num_labels], their logits divided by a degree.
+    def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
+        """Returns probabilities [num_examples, num_labels], their logits divided by a temperature.
 
         Classes keep their order, but two close probabilities may become equal by rounding.
         """
-        cooled = special.softmax(_logarithms(probabilities) / degree, axis=-1)
+        cooled = special.softmax(_logarithms(probabilities) / temperature, axis=-1)
         return cooled.astype(probabilities.dtype)
 
     def fit_temperature(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
@@ -256,23 +257,20 @@ class Task(abc.ABC):
         """
 
     def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the measures that take longer, areas and lines of calibration; see `score`."""
+        """Returns the areas under curves, which take longer; see `score`."""
         has, areas = self.has(answers.truths, len(answers.label_names)), {}
         for view in self.views(answers.label_names):
-            arguments = view.is_positive(has), view.ranking(answers.probabilities), weights
-            for name in self.label_measures:
-                if area_of := measures.MEASURES[name].area:
-                    areas[view.of(name)] = area_of(*arguments)
-            if len(answers.label_names) <= MAX_VIEWS:
-                lines = measures.calibration_line(*arguments)
-                areas |= {view.of(name): values for name, values in lines.items()}
+            is_positive, ranking = view.is_positive(has), view.ranking(answers.probabilities)
+            areas[view.of("auc")] = measures.area_under_curve(is_positive, ranking, weights)
+            precision = measures.average_precision(is_positive, ranking, weights)
+            areas[view.of("average_precision")] = precision
         return areas
 
     @abc.abstractmethod
     def tables(self, answers: Answers) -> dict[str, Any]:
         """Returns the entries of metrics.json that count examples."""
 
-    # ---- words
+    # ---- what a page says
 
     @abc.abstractmethod
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
@@ -283,7 +281,7 @@ class Task(abc.ABC):
         """Returns a warning if the result may be chance, or None."""
 
     @abc.abstractmethod
-    def answers(self, metrics: Mapping[str, Any]) -> page.Table:
+    def table_of_answers(self, metrics: Mapping[str, Any]) -> page.Table:
         """Returns a table of answers; of many classes, one of the most frequent mistakes."""
 
     def examples(self, answers: Answers, most: int) -> dict[str, list[OneAnswer]]:
@@ -298,15 +296,18 @@ class Task(abc.ABC):
         wrong, half = order[~is_right[order]], most // 2
         right = right[np.sort(firsts)]
         chosen = {"wrong": wrong[:most], "right": right[:half], "unsure": order[::-1][:half]}
-        return {name: [self.told(answers, n) for n in numbers] for name, numbers in chosen.items()}
+        return {
+            name: [self.one_answer(answers, int(number)) for number in numbers]
+            for name, numbers in chosen.items()
+        }
 
     @abc.abstractmethod
     def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the probability of each answer, if it is right, and its label (-1: not there)."""
 
     @abc.abstractmethod
-    def told(self, answers: Answers, number: int) -> OneAnswer:
-        """Returns an answer, by its number in `sureness`, in words."""
+    def one_answer(self, answers: Answers, number: int) -> OneAnswer:
+        """Returns an answer in words, by its number in `sureness`."""
 
 
 def balanced_weights(counts: Sequence[int], power: float) -> tuple[float, ...]:

@@ -44,27 +44,26 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def teller_of(name: str) -> Callable[[float | None], str]:
-    """Returns what writes a value of a measure, by its unit."""
-    tellers = {"share": percent, "decimal": thousandths, "number": decimal}
-    return tellers[known(name).unit]
+def form_of(name: str) -> Callable[[float | None], str]:
+    """Returns the function that writes a value of a measure, by its unit."""
+    return {"share": percent, "decimal": thousandths, "number": decimal}[known(name).unit]
 
 
-def ends(score: Mapping[str, Any], told: Callable[[float | None], str]) -> str:
-    """Returns an interval, such as `84.0 to 95.2`; `told` writes a number of it."""
-    return " to ".join(told(score[end]).removesuffix(" %") for end in ("low", "high"))
+def ends(score: Mapping[str, Any], form: Callable[[float | None], str]) -> str:
+    """Returns an interval, such as `84.0 to 95.2`; `form` writes a number of it."""
+    return " to ".join(form(score[end]).removesuffix(" %") for end in ("low", "high"))
 
 
 def with_interval(
     score: Mapping[str, Any],
-    told: Callable[[float | None], str] = decimal,
+    form: Callable[[float | None], str] = decimal,
     before: str = "95 % interval: ",
 ) -> str:
     """Returns an entry of metrics.json, such as `3.1 (95 % interval: 2.5 to 4)`."""
     if score["value"] is None:
         return "undefined"
-    interval = f" ({before}{ends(score, told)})" if score["low"] is not None else ""
-    return f"{told(score['value'])}{interval}"
+    interval = f" ({before}{ends(score, form)})" if score["low"] is not None else ""
+    return f"{form(score['value'])}{interval}"
 
 
 def total_of(metrics: Mapping[str, Any], name: str) -> int | None:
@@ -91,12 +90,12 @@ def count_of(value: float | None, total: int | None) -> str:
     return f"{count:,} of {total:,}" if abs(value * total - count) <= 1e-6 * total else ""
 
 
-def share(metrics: Mapping[str, Any], name: str, told: str = "") -> str:
+def share(metrics: Mapping[str, Any], name: str, before: str = "") -> str:
     """Returns a share, its count and its interval, such as `90.0 % (18 of 20; 84.0 to 95.2 %)`."""
     score = metrics["scores"][name]
     behind = [count_of(score["value"], total_of(metrics, name))]
     if score["low"] is not None:
-        behind.append(f"{told}{ends(score, percent)} %")
+        behind.append(f"{before}{ends(score, percent)} %")
     text = "; ".join(filter(None, behind))
     return percent(score["value"]) + (f" ({text})" if text else "")
 
@@ -116,7 +115,7 @@ def images_of(num_images: int, num_patients: int | None, noun: str = "patient") 
 def row_of_counts(
     name: str, counts: Sequence[float], totals: Sequence[float], right: Sequence[int]
 ) -> list[Any]:
-    """Returns a row of `Task.answers`; `right` has the places of the right answers."""
+    """Returns a row of `Task.table_of_answers`; `right` has the places of the right answers."""
     cells = [
         page.Cell.heat(float(count), float(count / max(total, 1)), place in right)
         for place, (count, total) in enumerate(zip(counts, totals, strict=True))
@@ -163,7 +162,7 @@ def doubt(metrics: Mapping[str, Any], name: str, chance: float, rival: str) -> s
     if low is None or high is None or low > chance:
         return None
     result = "is worse" if high < chance else "may be no better"
-    place = f"lies {'below' if high < chance else 'around'} {teller_of(name)(chance)}"
+    place = f"lies {'below' if high < chance else 'around'} {form_of(name)(chance)}"
     return f"This result {result} than {rival}: the interval of the {title_of(name)} {place}."
 
 
@@ -211,40 +210,29 @@ def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
             f"The temperature {makes} the probabilities of these images worse: the calibration "
             f"error is {percent(before)} without it and {percent(after)} with it."
         )
-    slopes = {
-        parts_of(name)[1]: score
-        for name, score in metrics["scores"].items()
-        if parts_of(name)[0] == "calibration_slope" and None not in (score["value"], score["low"])
-    }
-    extreme = [name for name, score in slopes.items() if score["high"] < 1]
-    cautious = [name for name, score in slopes.items() if score["low"] > 1]
-    return sentences + [
-        f"The probabilities of {listed(names)} are too {fault}: the interval of the calibration "
-        f"slope lies {side} 1."
-        for names, fault, side in ((extreme, "extreme", "below"), (cautious, "cautious", "above"))
-        if names
-    ]
+    return sentences
 
 
 # ---- the terminal
 
 
-def describe(task: Task, metrics: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> str:
+def describe(
+    task: Task, metrics: Mapping[str, Any], beside: Mapping[str, Any] | None = None
+) -> str:
     """Returns what stands on top of the page as a few lines of text.
 
-    If the dataset is another than that of the training, `own` are the metrics of the training run,
-    which stand beside those of the dataset.
+    `beside` are the metrics of the training run, which stand beside those of another dataset.
     """
-    columns, verdict = [own, metrics] if own else [metrics], task.verdict(metrics)
+    columns, verdict = [beside, metrics] if beside else [metrics], task.verdict(metrics)
     rows = {}
     for name in task.run_measures:
         scores = (column.get("scores", {}).get(name) for column in columns)
         rows[title_of(name)] = [
-            with_interval(score, teller_of(name), "") if score else "–" for score in scores
+            with_interval(score, form_of(name), "") if score else "–" for score in scores
         ]
     width = max(map(len, rows))
     weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
-    where = f", on {own.get('split') or 'none'} of the run and here" if own else ""
+    where = f", on {beside.get('split') or 'none'} of the run and here" if beside else ""
     intervals = "without intervals"
     if metrics["bootstrap_samples"]:
         intervals = f"with 95 % intervals over {plural_unit(metrics['bootstrap_by'])}"
@@ -255,12 +243,12 @@ def describe(task: Task, metrics: Mapping[str, Any], own: Mapping[str, Any] | No
         *(f"  {title:<{width}}" + "".join(map("  {:<24}".format, rows[title])) for title in rows),
     ]
     if by_patient := metrics.get("by_patient"):
-        told = (
-            f"{title_of(name)} {with_interval(score, teller_of(name), '')}"
+        figures = (
+            f"{title_of(name)} {with_interval(score, form_of(name), '')}"
             for name, score in by_patient.items()
         )
         rule = "each counts once, answered by the mean of the images"
-        lines.append(f"  by patient ({rule}): {', '.join(told)}")
+        lines.append(f"  by patient ({rule}): {', '.join(figures)}")
     cautions = cautions_of_answers(metrics) + cautions_of_probabilities(metrics)
     lines += [f"  note: {note}" for note in (*metrics["notes"], *cautions)]
     return "\n".join(printable(line.rstrip()) for line in lines)

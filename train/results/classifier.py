@@ -188,9 +188,11 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
     A cross-validation stands for its runs. Thresholds are of one network, so several have none.
 
     Raises:
-        UserError: if a run has no exported model, or does not fit the first one.
+        UserError: if a run is there twice, has no exported model, or does not fit the first one.
     """
     folders = single_runs(runs)
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UserError(f"--run: expected each run once; received {', '.join(map(str, runs))}")
     first, *others = map(load_classifier, folders)
     if not others:
         return first

@@ -64,7 +64,7 @@ def find_examples(
     for name, answers in predictions.task.examples(predictions, MAX_MISTAKES).items():
         if not answers:
             continue
-        shown = predictions.some(np.array([answer.place for answer in answers]))
+        shown = predictions.take(np.array([answer.place for answer in answers]))
         images = shown.dataset.stored[shown.rows][0]
         rows = zip(answers, images, shown.values("path"), shown.values("key"), strict=True)
         examples[name] = []

@@ -15,10 +15,10 @@ import numpy as np
 from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.terminal.printing import listed, printable
 from train.data.dataset import SITE
-from train.kinds.measures import defined_mean, means_by_place, predictive_values
-from train.kinds.words import known
+from train.kinds.measures import calibration_line, defined_mean, means_by_place
+from train.kinds.task import MAX_VIEWS
 from train.results.bootstrap import CONFIDENCE_LEVEL, examples_behind, rounded, with_intervals
-from train.results.options import MeasurePlan
+from train.results.options import MeasureOptions
 from train.results.predictions import Predictions
 from train.results.thresholds import measure_thresholds
 
@@ -45,36 +45,43 @@ _UNKNOWN = "unknown"
 
 def measure(
     predictions: Predictions,
-    how: MeasurePlan,
+    options: MeasureOptions,
     seed: int,
     chosen: Sequence[Mapping[str, Any]] = (),
+    prevalences: Mapping[str, float] = {},
 ) -> dict[str, Any]:
     """Returns the entries of metrics.json that follow from predictions.
 
-    The chosen thresholds were chosen on other images, see `thresholds.choose_thresholds`.
+    The chosen thresholds were chosen on other images, see `thresholds.choose_thresholds`; for the
+    prevalences see `thresholds.measure_thresholds`.
 
     Returns:
         see `evaluate_predictions`; `label_kind` if the labels are not classes; `thresholds` if some
         were chosen; `by_patient`, scores with each patient counting once, answered by the mean of
         the images, if every image names its patient. If the dataset names the site of every
         example, `sites` has `num_examples`, `num_patients` and `scores` by the name of the site;
-        `by` has the same by column and value for the columns of the plan.
+        `by` has the same by column and value for the columns of the options.
     """
+    num_samples = options.bootstrap_samples
 
     def of_subgroup(rows: np.ndarray) -> dict[str, Any]:
-        results = evaluate_predictions(predictions.some(rows), how, seed)
+        results = evaluate_predictions(predictions.take(rows), num_samples, seed)
         return {name: results[name] for name in ("num_examples", "num_patients", "scores")}
 
-    results = predictions.task.kind.entry | evaluate_predictions(predictions, how, seed)
-    if by_patient := _by_patient(predictions, how.num_samples, seed):
+    results = predictions.task.kind.entry | evaluate_predictions(predictions, num_samples, seed)
+    if by_patient := _by_patient(predictions, num_samples, seed):
         results["by_patient"] = by_patient
     if chosen:
-        results["thresholds"] = measure_thresholds(chosen, predictions, how, seed)
+        results["thresholds"] = measure_thresholds(
+            chosen, predictions, num_samples, seed, prevalences
+        )
+    if prevalences:
+        results["prevalence"] = dict(prevalences)
     by = {}
     for column in predictions.dataset.measured:
         values = [_value(value) for value in predictions.values(column)]
         # Of sites, only those of whole datasets unless they are asked for.
-        if column in how.columns or None not in values:
+        if column in options.columns or None not in values:
             parts = subgroups(values)
             by[column] = {name: of_subgroup(rows) for name, rows in parts.items()}
             if sum(map(len, parts.values())) < len(values):
@@ -142,7 +149,7 @@ def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
     return {name: np.array(places) for name, places in rows.items() if places and name in kept}
 
 
-def evaluate_predictions(predictions: Predictions, how: MeasurePlan, seed: int) -> dict[str, Any]:
+def evaluate_predictions(predictions: Predictions, num_samples: int, seed: int) -> dict[str, Any]:
     """Returns the measures of all predictions together for metrics.json.
 
     There is at least one, of finite probabilities; the seed is that of the bootstrap.
@@ -153,22 +160,24 @@ def evaluate_predictions(predictions: Predictions, how: MeasurePlan, seed: int) 
         `bootstrap_samples`, `auc_bootstrap_samples` (fewer if that many would take hours),
         `confidence_level`, `loss`, the task's tables (`label_counts`, and for classes
         `confusion_matrix`), `label_groups` (how many groups have each label), `scores` and `notes`;
-        of a cross-validation also `areas_left_out`, how many runs each area under a curve leaves
+        of a cross-validation also `areas_left_out`, how many folds each area under a curve leaves
         out because a class is missing. `scores` has `value`, `low` and `high` of the 95 % interval
         by the name of the measure; an entry is None if it is undefined or rests on a single group
-        (see `with_intervals`). `notes` are sentences about what limits these figures;
-        `prevalence`, by view, is there if one was stated.
+        (see `with_intervals`), and the line of calibration has no interval. `notes` are sentences
+        about what limits these figures.
     """
     task, groups, label_names = predictions.task, predictions.groups, predictions.label_names
     probabilities, truths = predictions.probabilities, predictions.truths
     indices, views = groups.codes, task.views(label_names)
-    num_samples = how.num_samples
     num_area_samples = min(num_samples, MAX_AREA_COST // probabilities.size)
     behind = examples_behind(views, task.has(truths, len(label_names)), indices)
     interval = functools.partial(with_intervals, groups=indices, behind=behind, seed=seed)
-    quick = functools.partial(_score, predictions, how.prevalences)
-    scores = interval(quick, num_samples=num_samples)
+    scores = interval(functools.partial(task.score, predictions), num_samples=num_samples)
     scores |= interval(functools.partial(_areas, predictions), num_samples=num_area_samples)
+    scores |= {
+        name: {"value": rounded(value), "low": None, "high": None}
+        for name, value in _lines(predictions).items()
+    }
     unknown = {name: count for name, count in groups.sources.items() if name != "patient"}
     result: dict[str, Any] = {
         "num_examples": len(truths),
@@ -182,31 +191,17 @@ def evaluate_predictions(predictions: Predictions, how: MeasurePlan, seed: int) 
         "loss": task.mean_loss(probabilities, truths),
         **task.tables(predictions),
     }
-    if predictions.runs is not None:
+    if predictions.folds is not None:
         result["areas_left_out"] = collections.Counter(
             name
-            for rows in predictions.by_run()
-            for name, (area,) in _areas(predictions.some(rows), np.ones((1, len(rows)))).items()
-            if np.isnan(area) and known(name).unit != "number"
+            for answers in predictions.by_fold()
+            for name, (area,) in task.areas(answers, np.ones((1, len(answers.truths)))).items()
+            if np.isnan(area)
         )
     result["label_groups"] = {
-        name: int(np.count_nonzero(behind[f"sensitivity/{name}"])) for name in label_names if views
+        name: int(np.count_nonzero(behind[f"sensitivity/{name}"])) for name in label_names
     }
-    result |= {"scores": scores, "notes": _notes(result, list(unknown))}
-    return result | ({"prevalence": how.prevalences} if how.prevalences else {})
-
-
-def _score(
-    predictions: Predictions, prevalences: Mapping[str, float], weights: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Returns the quick measures, with predictive values of the views that have a prevalence."""
-    found = predictions.task.score(predictions, weights)
-    for view in predictions.task.views(predictions.label_names):
-        if view.name in prevalences:
-            rates = (found[view.of(rate)] for rate in ("sensitivity", "specificity"))
-            values = predictive_values(*rates, prevalences[view.name])
-            found |= {view.of(name): value for name, value in values.items()}
-    return found
+    return result | {"scores": scores, "notes": _notes(result, list(unknown))}
 
 
 def scores(predictions: Predictions, weights: np.ndarray | None = None) -> dict[str, float]:
@@ -225,9 +220,31 @@ def _areas(predictions: Predictions, weights: np.ndarray) -> dict[str, np.ndarra
     Of a cross-validation they are the means over its networks, because probabilities of different
     networks cannot be ranked together. A network to which an area is not defined is left out.
     """
-    areas_of = predictions.task.areas
-    by_run = [areas_of(predictions.some(rows), weights[:, rows]) for rows in predictions.by_run()]
-    return {name: defined_mean(np.stack([areas[name] for areas in by_run])) for name in by_run[0]}
+    if predictions.folds is None:
+        return predictions.task.areas(predictions, weights)
+    by_fold = []
+    for fold in np.unique(predictions.folds):
+        rows = np.flatnonzero(predictions.folds == fold)
+        by_fold.append(predictions.task.areas(predictions.take(rows), weights[:, rows]))
+    return {name: defined_mean(np.stack([each[name] for each in by_fold])) for name in by_fold[0]}
+
+
+def _lines(predictions: Predictions) -> dict[str, float]:
+    """Returns the line of calibration of each view; of a cross-validation the mean of the folds."""
+    names = predictions.label_names
+    if len(names) > MAX_VIEWS:
+        return {}
+    by_fold = []
+    for answers in predictions.by_fold():
+        has, lines = answers.task.has(answers.truths, len(names)), {}
+        for view in answers.task.views(names):
+            line = calibration_line(view.is_positive(has), view.ranking(answers.probabilities))
+            lines |= {view.of(name): value for name, value in line.items()}
+        by_fold.append(lines)
+    return {
+        name: float(defined_mean(np.array([lines[name] for lines in by_fold])))
+        for name in by_fold[0]
+    }
 
 
 def describe_folds(scores: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
@@ -275,8 +292,10 @@ def _notes(result: Mapping[str, Any], units: Sequence[str]) -> list[str]:
             "they are rough, and in simulations rather too wide than too narrow"
         )
     if left_out := result.get("areas_left_out"):
-        told = [f"{name} of {count}" for name, count in left_out.items()]
-        notes.append(f"the areas leave out runs in which a class is missing: {listed(told, 12)}")
+        numbers = [f"{name} of {count}" for name, count in left_out.items()]
+        notes.append(
+            f"the areas leave out folds in which a class is missing: {listed(numbers, 12)}"
+        )
     if absent := [printable(name) for name, num in result["label_counts"].items() if not num]:
         notes.append(f"there is no image of {listed(absent)}; means leave it out")
     rare = [f"{name} ({num})" for name, num in behind.items() if 0 < num < FEW_BEHIND]

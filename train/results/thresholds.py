@@ -8,6 +8,7 @@ another hospital by `train/evaluate.py`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,11 +18,10 @@ import numpy as np
 
 from tfrecord_io.format.manifest import check_types
 from tfrecord_io.terminal.errors import UserError
-from train.kinds.measures import called_rates, means_by_place, predictive_values
+from train.kinds.measures import means_by_place, predictive_values, rates_of
 from train.kinds.task import MAX_VIEWS, View
 from train.kinds.words import separates_nothing
 from train.results.bootstrap import behind_rates, rounded, with_intervals
-from train.results.options import MeasurePlan
 from train.results.predictions import Predictions
 
 #: In the export folder.
@@ -49,12 +49,12 @@ def describe_calibration(predictions: Predictions, temperature: float) -> dict[s
     return {"temperature": round(temperature, 6), "ece_before": before, "ece_after": after}
 
 
-def calibrate_folds(predictions: Predictions, fold_of: np.ndarray) -> dict[str, Any]:
+def calibrate_folds(predictions: Predictions) -> dict[str, Any]:
     """Cools each fold by the temperature that is fitted to the predictions on the other folds."""
     task, raw, truths = predictions.task, predictions.probabilities, predictions.truths
     cooled, temperatures = raw.copy(), []
-    for fold in np.unique(fold_of):
-        is_in = fold_of == fold
+    for fold in np.unique(predictions.folds):
+        is_in = predictions.folds == fold
         temperatures.append(task.fit_temperature(raw[~is_in], truths[~is_in]))
         cooled[is_in] = task.cool(raw[is_in], temperatures[-1])
     after = dataclasses.replace(predictions, probabilities=cooled, uncalibrated=raw)
@@ -98,7 +98,7 @@ def choose_thresholds(val: Predictions, wanted: float) -> list[dict[str, Any]]:
         threshold = threshold_for_sensitivity(ranking, is_positive, wanted)
         if threshold is None:
             continue
-        rates = called_rates(ranking >= threshold, is_positive, np.ones(len(ranking)))
+        rates = _sides(ranking >= threshold, is_positive, np.ones(len(ranking)))
         if separates_nothing(**rates):
             continue
         chosen.append(
@@ -160,18 +160,42 @@ def views_above(
     return [*above] if chosen else [None] * len(probabilities)
 
 
+def parse_prevalences(text: str, views: Sequence[str]) -> dict[str, float]:
+    """Returns the prevalence of each view that a flag such as `0.1` or `CNV=0.02,DME=0.01` names.
+
+    Raises:
+        UserError: if one is not between 0 and 1, or is of something else or given twice.
+    """
+    shares: dict[str, float] = {}
+    for cell in filter(None, text.split(",")):
+        name, is_named, number = cell.rpartition("=")
+        try:
+            share = float(number)
+        except ValueError:
+            share = -1
+        names = [name] if is_named else list(views)
+        if not 0 < share < 1 or not (set(views) - shares.keys()).issuperset(names):
+            raise UserError(
+                "--prevalence: expected a number between 0 and 1, or one such number for some "
+                f"of {', '.join(views)}; received {text!r}"
+            )
+        shares |= dict.fromkeys(names, share)
+    return shares
+
+
 def measure_thresholds(
     chosen: Sequence[Mapping[str, Any]],
     predictions: Predictions,
-    how: MeasurePlan,
+    num_samples: int,
     seed: int,
+    prevalences: Mapping[str, float] = {},
 ) -> list[dict[str, Any]]:
     """Returns the entry `thresholds` of metrics.json: what the chosen thresholds give elsewhere.
 
     A patient is positive if any of its images is, and is called positive if the mean of their
     probabilities reaches the threshold. A threshold for a label that the answers do not have is
     left out. The predictions are on other images than those of the choice, with the temperature
-    applied.
+    applied. The prevalences are shares of positives where the network is to be used, by view.
 
     Returns:
         the entries of `chosen`, each with `test`: `num_positives`, `num_negatives`, and with their
@@ -197,31 +221,33 @@ def measure_thresholds(
         if not set(entry["labels"]) <= set(label_names):
             continue
         view, reached = view_of(entry, label_names), {}
-        sampling = how.prevalences.get(view.name), how.num_samples, seed
         for unit, (answers, truths, groups) in units.items():
             is_called = view.ranking(answers) >= entry["threshold"]
-            reached[unit] = _reached(is_called, view.is_positive(truths), groups, *sampling)
+            is_positive = view.is_positive(truths)
+            reached[unit] = {
+                "num_positives": int(is_positive.sum()),
+                "num_negatives": int((~is_positive).sum()),
+                **with_intervals(
+                    functools.partial(
+                        _sides, is_called, is_positive, prevalence=prevalences.get(view.name)
+                    ),
+                    groups,
+                    behind_rates(is_positive, groups),
+                    num_samples=num_samples,
+                    seed=seed,
+                ),
+            }
         measured.append({**entry, **reached})
     return measured
 
 
-def _reached(
+def _sides(
     is_called: np.ndarray,
     is_positive: np.ndarray,
-    groups: np.ndarray,
-    prevalence: float | None,
-    num_samples: int,
-    seed: int,
-) -> dict[str, Any]:
-    """Returns counts and rates of answers yes and no, bool [num_examples], with intervals."""
-
-    def rates(weights: np.ndarray) -> dict[str, np.ndarray]:
-        found = called_rates(is_called, is_positive, weights)
-        return found | (predictive_values(**found, prevalence=prevalence) if prevalence else {})
-
-    behind = behind_rates(is_positive, groups)
-    return {
-        "num_positives": int(is_positive.sum()),
-        "num_negatives": int((~is_positive).sum()),
-        **with_intervals(rates, groups, behind, num_samples=num_samples, seed=seed),
-    }
+    weights: np.ndarray,
+    prevalence: float | None = None,
+) -> dict[str, np.ndarray]:
+    """Returns sensitivity and specificity, and PPV and NPV where a prevalence is stated."""
+    rates = rates_of(is_called, is_positive, weights)
+    sides = {name: rates[name] for name in ("sensitivity", "specificity")}
+    return sides | (predictive_values(**sides, prevalence=prevalence) if prevalence else {})

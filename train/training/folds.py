@@ -19,8 +19,7 @@ from train.machine import console
 from train.machine.places import PAGE_NAME, RunFolder
 from train.results import metrics, thresholds
 from train.results.predictions import Predictions, read_predictions
-from train.results.sections import Result
-from train.results.write import write_results
+from train.results.result import CrossValidationResult
 from train.training.claim import claim
 from train.training.config import TrainConfig
 from train.training.plan import Plan, with_model
@@ -83,16 +82,16 @@ def _write(
         for plan in plans
         if (part := plan.parts.test)
     ]
-    result = Result(
+    results = CrossValidationResult(
+        directory=folder.path,
         dataset=data,
         config=config.to_dict(),
         metrics=results,
         predictions=predictions,
         exposure=expose(data, looks, is_measured=True),
-        in_folds=everyone.splits,
+        folded_splits=everyone.splits,
         is_copy=folder.is_copy,
-    )
-    results = write_results(folder.path, result)
+    ).write()
     folder.save()
     print(f"the metrics and {PAGE_NAME} of all folds are in {folder.address}")
     return results
@@ -108,7 +107,7 @@ def _pool(plans: Sequence[Plan], data: Dataset, everyone: Part, folder: RunFolde
         probabilities=np.concatenate(probabilities),
         truths=np.concatenate(truths),
         label_names=data.manifest.label_names,
-        runs=np.repeat(np.arange(len(plans)), [len(of_run) for of_run in keys]),
+        folds=np.repeat([plan.fold for plan in plans], [len(of_run) for of_run in keys]),
         dataset=data,
         rows=np.array([row_of[key] for of_run in keys for key in of_run]),
     )
@@ -118,7 +117,7 @@ def _measure(
     config: TrainConfig, plans: Sequence[Plan], predictions: Predictions, splits: str
 ) -> dict[str, Any]:
     """Returns what metrics.json says of the held-out predictions of all runs."""
-    measured = metrics.measure(predictions, plans[0].measures, config.input.seed)
+    measured = metrics.measure(predictions, config.measures, config.input.seed)
     num_images = measured["num_examples"]
     results: dict[str, Any] = {
         "split": f"{config.folds.folds} folds of {splits}",
@@ -127,9 +126,9 @@ def _measure(
         "num_images": num_images,
         **measured,
     }
-    folds = [plan.fold for plan in plans]
     facts = {"fitted_on": f"the other folds of {splits}", "num_examples": num_images}
-    of_folds = thresholds.calibrate_folds(predictions, np.array(folds)[predictions.runs])
+    of_folds = thresholds.calibrate_folds(predictions)
     results["calibration"] = facts | of_folds
-    scores = [metrics.scores(predictions.some(rows)) for rows in predictions.by_run()]
+    scores = map(metrics.scores, predictions.by_fold())
+    folds = (plan.fold for plan in plans)
     return results | metrics.describe_folds(dict(zip(folds, scores, strict=True)))

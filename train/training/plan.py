@@ -18,7 +18,6 @@ from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.machine.devices import Devices
 from train.networks.options import LITE_MODELS, TUTORIAL_MODELS, NetworkOptions
-from train.results.options import MeasurePlan
 from train.training.config import TrainConfig
 
 # Pixels a side from which on ImageNet's weights are worth their time.
@@ -34,7 +33,6 @@ class Plan:
         parts: what it trains on, validates on and tests on.
         task: what it learns.
         class_weights: of each class in the loss.
-        measures: how its answers are measured.
         usual_epochs: how many it trains if that is not given.
     """
 
@@ -42,7 +40,6 @@ class Plan:
     parts: Parts
     task: Task
     class_weights: tuple[float, ...]
-    measures: MeasurePlan
     usual_epochs: int
 
     @property
@@ -99,7 +96,6 @@ def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
         parts=parts,
         task=task,
         class_weights=task.class_weights(counts, num_examples, config.loss.class_weight_power),
-        measures=config.measures.decided([view.name for view in task.views(manifest.label_names)]),
         usual_epochs=usual_epochs(num_examples, config.network.fine_tunes),
         config=with_decisions(config, manifest.image_shape, num_examples, devices),
     )

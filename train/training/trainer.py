@@ -27,9 +27,9 @@ from train.machine.places import METRICS_NAME, PAGE_NAME, RunFolder
 from train.networks.export import EXPORT_NAME, answer, export_model, milliseconds_of
 from train.networks.models import Network
 from train.results import metrics, thresholds
+from train.results.examples import MAX_EXPLAINED
 from train.results.predictions import Predictions
-from train.results.sections import Result
-from train.results.write import write_results
+from train.results.result import RunResult
 from train.training.claim import claim
 from train.training.config import TrainConfig
 from train.training.first_weights import FirstWeights
@@ -116,26 +116,30 @@ def complete(
         onnx.write(folder.path / EXPORT_NAME)
     with stage("evaluation"):
         measured, predictions = _measure(session, final)
+    seconds = sum(row["seconds"] for row in progress.history)
+    milliseconds = milliseconds_of(final.network.model)
     facts = {
         "parameters": f"{final.network.logits.count_params():,}",
-        "time of training": f"{sum(row['seconds'] for row in progress.history):,.0f} s",
-        "time of an answer to one image": f"{milliseconds_of(final.network.model):.0f} ms",
+        "time of training": f"{seconds:,.0f} s",
+        "time of an answer to one image": f"{milliseconds:.0f} ms",
     }
     progressed = {"best_epoch": progress.epoch, "steps": progress.step}
-    result = Result(
+    result = RunResult(
+        directory=folder.path,
         dataset=data,
         config=plan.config.to_dict(),
         metrics={"split": measured["split"], **progressed, **measured},
         predictions=predictions,
         exposure=exposure,
         history=progress.history,
-        in_folds=plan.parts.train.splits if plan.config.folds.folds else (),
+        folded_splits=plan.parts.train.splits if plan.config.folds.folds else (),
         is_copy=folder.is_copy,
         facts={"Network": facts},
     )
     predict = functools.partial(answer, final.network.model)
-    explanation = occlusion.explain(predict) if draws_maps else None
-    results = write_results(folder.path, result, explanation=explanation)
+    num_maps = occlusion.num_maps(seconds, milliseconds / 1000) if draws_maps else 0
+    explanation = occlusion.explain(predict) if num_maps else None
+    results = result.write(explanation, min(num_maps, MAX_EXPLAINED))
     folder.save()
     is_short = (plan.config.input.epochs or 0) < plan.usual_epochs
     if measured["split"] and plan.task.doubt(results) and is_short:
@@ -179,7 +183,7 @@ def _measure(session: Session, final: _Final) -> tuple[dict[str, Any], Predictio
     if fitted:
         raw = plan.task.cool(predictions.probabilities, 1 / final.temperature)
         predictions = dataclasses.replace(predictions, uncalibrated=raw)
-    results = metrics.measure(predictions, plan.measures, plan.seed, final.thresholds)
+    results = metrics.measure(predictions, plan.config.measures, plan.seed, final.thresholds)
     results = {"split": evaluated.name} | results
     if fitted:
         facts = {"fitted_on": "val", "num_examples": fitted.num_examples}

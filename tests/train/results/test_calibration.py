@@ -12,10 +12,9 @@ from marked_images import OCT_NAMES
 from tfrecord_io.format.groups import Groups
 from tfrecord_io.terminal.errors import UserError
 from train.kinds.classes import CLASSES
-from train.kinds.measures import called_rates, expected_calibration_error, predictive_values
+from train.kinds.measures import expected_calibration_error, predictive_values, rates_of
 from train.kinds.multi_label import MULTI_LABEL
 from train.results import thresholds
-from train.results.options import MeasurePlan
 
 
 def softmax(logits):
@@ -96,7 +95,7 @@ def test_no_larger_threshold_would_do(seed, wanted, num_values):
     ones = np.ones(40)
 
     def sensitivity(at):
-        return float(called_rates(ranking >= at, is_positive, ones)["sensitivity"])
+        return float(rates_of(ranking >= at, is_positive, ones)["sensitivity"])
 
     assert sensitivity(threshold) >= wanted - 1e-9
     # Halfway: rounding moves nobody across it.
@@ -122,13 +121,12 @@ def three_classes(num_examples, seed=0):
     return predictions_of(softmax(logits).astype(np.float32), labels)
 
 
-def measured_thresholds(val, test, patients=None, groups=None, num_samples=20, **fields):
+def measured_thresholds(val, test, patients=None, groups=None, num_samples=20, prevalences=()):
     chosen = thresholds.choose_thresholds(val, 0.9)
     dataset = dataset_of(len(test.truths), patients)
     dataset = dataclasses.replace(dataset, groups=groups or dataset.groups)
     test = dataclasses.replace(test, dataset=dataset)
-    how = MeasurePlan(num_samples, **fields)
-    return thresholds.measure_thresholds(chosen, test, how, seed=0)
+    return thresholds.measure_thresholds(chosen, test, num_samples, 0, dict(prevalences))
 
 
 def counts(reached):

@@ -24,17 +24,16 @@ from tfrecord_io.pages.page import Step
 from train.data.dataset import open_dataset
 from train.data.seen import Exposure
 from train.kinds.classes import CLASSES
-from train.results import metrics, report, thresholds
+from train.results import metrics, thresholds
 from train.results.charts import write_charts
 from train.results.examples import (
-    MAX_EXPLAINED,
     MAX_MISTAKES,
     Explanation,
     ShownAnswer,
     find_examples,
 )
-from train.results.options import MeasurePlan
-from train.results.sections import Result, flow_of
+from train.results.result import CrossValidationResult, EvaluationResult, RunResult
+from train.results.sections import flow_of
 
 HISTORY = (
     {"epoch": 1, "loss": 1.2, "accuracy": 0.4, "val_loss": 1.3, "val_accuracy": 0.35},
@@ -100,8 +99,8 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
     return fields | changes
 
 
-def page_of(*, manifest, **fields):
-    return report.render(Result(dataset=dataset_with(manifest), **fields))
+def page_of(kind=RunResult, *, manifest, **fields):
+    return kind(dataset=dataset_with(manifest), **fields).render()
 
 
 def test_the_page_of_its_data_is_a_link_where_a_relative_one_leads_there(tmp_path, monkeypatch):
@@ -111,8 +110,8 @@ def test_the_page_of_its_data_is_a_link_where_a_relative_one_leads_there(tmp_pat
 
     def link_to(data, manifest=manifest, **fields):
         dataset = dataclasses.replace(dataset_with(manifest), path=data)
-        result = Result(dataset=dataset, config={"data": data}, metrics={}, directory=run, **fields)
-        links = [a["href"] for a in Page(report.render(result)).all("a")]
+        result = RunResult(dataset=dataset, metrics={}, directory=run, **fields)
+        links = [a["href"] for a in Page(result.render()).all("a")]
         return next((link for link in links if link.endswith("report.html")), None)
 
     for data in ("data/50% <new>: #1?", "data/o'clock"):
@@ -139,9 +138,7 @@ def full(tmp_path_factory):
     chosen = thresholds.choose_thresholds(val, 0.95)
     dataset = dataset_of(80, [str(index // 2) for index in range(80)])
     predictions = predictions_of(probabilities, truths, dataset=dataset)
-    found["thresholds"] = thresholds.measure_thresholds(
-        chosen, predictions, MeasurePlan(20, prevalences={"CNV": 0.02}), seed=0
-    )
+    found["thresholds"] = thresholds.measure_thresholds(chosen, predictions, 20, 0, {"CNV": 0.02})
     plots = tmp_path_factory.mktemp("plots")
     charts = write_charts(plots, HISTORY, found, predictions_of(probabilities, truths))
     return made | {"metrics": found, "charts": charts}
@@ -198,14 +195,12 @@ GUESSED = measured(np.full((40, 4), 0.25, np.float32), np.arange(40) % 4, num_sa
 @pytest.mark.parametrize(
     ("changes", "phrases", "absent"),
     [
-        ({"facts": {"Made": MADE}, "config": {"data": "data/oct"}},
-         [*MADE.values(), "data/oct/report.html"],
-         ["href=\"data"]),
+        ({"facts": {"Made": MADE}}, [*MADE.values()], ["href=\"data"]),
         ({"metrics": GUESSED | {"split": "test"}, "examples": {}}, [GUESSING], []),
         ({"metrics": GUESSED | {"split": "val"}, "examples": {}},
          ["of the validation split", "also made its choices with these validation images"], []),
-        ({"metrics": GUESSED | {"split": "val"}, "examples": {}, "own_metrics": {}},
-         ["of the validation split"], ["made its choices with"]),
+        ({"metrics": GUESSED | {"split": "val", "model": "a"}, "examples": {},
+          "kind": EvaluationResult}, ["of the validation split"], ["made its choices with"]),
         ({"manifest": manifest_of(OCT_NAMES, audit={"findings": FINDINGS})},
          ["The dataset's audit says: 3 pictures in more than one split."],
          ["No near duplicates"]),
@@ -215,8 +210,9 @@ GUESSED = measured(np.full((40, 4), 0.25, np.float32), np.arange(40) % 4, num_sa
         ({"metrics": {}, "examples": {}},
          ["There is no result for this network", "Training and data"], []),
         ({"config": {"model": "small_resnet"}}, ["small_resnet"], ["Evaluation"]),
-        ({"config": {"model": "small_resnet"}, "own_metrics": {"split": "test"}}, ["Evaluation"],
-         ["small_resnet"]),
+        ({"kind": EvaluationResult, "config": {},
+          "metrics": GUESSED | {"split": "test", "model": "runs/oct"}}, ["Evaluation", "oct"],
+         ["training images of"]),
         ({"names": ("only",), "num_examples": 7},
          ["the network named the right class for 100.0 % (", "The network made no mistakes."], []),
         ({"names": [f"class {index:03}" for index in range(60)], "num_examples": 180,
@@ -288,19 +284,15 @@ def test_right_and_unsure_answers_stand_beside_the_mistakes():
     assert places == {"wrong": [2, 5], "right": [0, 3], "unsure": [4, 1]}
 
 
-def test_several_networks_show_each_image_once_and_the_first_mistakes_with_a_map(tmp_path):
+def test_the_first_mistakes_have_a_map(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"test": 30})
-    rows, probabilities = np.tile(np.arange(30), 2), np.full((60, 4), 0.25)
-    answers = predictions_of(
-        probabilities, np.ones(60, int), dataset=open_dataset(str(tmp_path)), rows=rows,
-        runs=np.repeat([0, 1], 30),
-    )  # fmt: skip
+    dataset = open_dataset(str(tmp_path))
+    answers = predictions_of(np.full((30, 4), 0.25), np.ones(30, int), dataset=dataset)
     a_map = Explanation("map", "", lambda image, answer: visible.picture(image))
-    found = find_examples(answers, a_map)
+    found = find_examples(answers, a_map, 4)
     assert found.keys() == {"wrong", "unsure"}
-    assert len({shown.path for shown in found["wrong"]}) == MAX_MISTAKES
     numbers = [len(shown.pictures) for shown in found["wrong"]]
-    assert numbers == [2] * MAX_EXPLAINED + [1] * (MAX_MISTAKES - MAX_EXPLAINED)
+    assert numbers == [2] * 4 + [1] * (MAX_MISTAKES - 4)
     assert [list(shown.pictures) for shown in found["unsure"]] == [["what the network sees"]] * 6
 
 
@@ -322,25 +314,17 @@ def test_what_was_seen_is_said_and_only_what_is_proven_is_claimed(fields, said, 
     assert (claims[0] in found) == is_claimed
 
 
-def test_a_cross_validation_shows_its_runs_and_their_spread():
-    made = report_of()
+def test_a_cross_validation_shows_its_folds_and_their_spread():
+    made = report_of(kind=CrossValidationResult)
     probabilities, labels = mostly_right(4, 80)
-    results = [
-        (fold, seed, scores_of(probabilities[fold::5], labels[fold::5]))
-        for fold in range(5)
-        for seed in range(2)
-    ]
-    pooled = made["metrics"] | {"split": "train+val"} | metrics.describe_folds(results)
+    scores = {fold: scores_of(probabilities[fold::5], labels[fold::5]) for fold in range(5)}
+    pooled = made["metrics"] | {"split": "train+val"} | metrics.describe_folds(scores)
     pooled.pop("best_epoch")
     pooled["calibration"] = {
         "temperature": 1.5, "ece_before": 0.085, "ece_after": 0.019, "fitted_on": "others",
         "num_examples": 80,
     }  # fmt: skip
-    # One of two networks is wrong of one image.
-    pooled["confusion_matrix"] = [[19.5, 0.5, 0, 0], *(20 * np.eye(4, dtype=int)).tolist()[1:]]
     found = words(page_of(**made | {"metrics": pooled}))
-    assert "of 0.5 wrong answers with the highest probability." in found
-    assert "The network made no mistakes." not in found
     assert "is 8.5 %. Divided by a temperature, 1.50 on average" in found
     assert "it would be 1.9 %" in found
     assert "In a cross-validation with 5 folds, each of 80 images of 40 patients" in found
@@ -360,7 +344,7 @@ def test_names_are_text_and_never_markup_and_control_characters_are_seen():
 
 def test_an_evaluation_names_the_run_and_its_data_and_compares_class_by_class():
     few, own = manifest_of(OCT_NAMES, num_train=9), report_of()["metrics"] | {"split": "test"}
-    made = report_of(own_metrics=own, manifest=few)
+    made = report_of(kind=EvaluationResult, own_metrics=own, manifest=few, config={})
     for model, split, where in (
         ("runs/oct", "all", "of all splits, the"),
         ("runs/oct/export", "train,test", "of the splits train, test, the"),
@@ -417,7 +401,7 @@ def test_a_browser_shows_the_page_with_long_names_in_light_and_dark(full, tmp_pa
 
 TEST = {
     "split": "test", "num_examples": 8, "num_patients": 4, "bootstrap_by": "patient",
-    "label_counts": {"CNV": 5, "DME": 3}, "label_groups": {"CNV": 3, "DME": 1},
+    "label_counts": {"CNV": 5, "DME": 3}, "label_groups": {"CNV": 3, "DME": 1}, "scores": {},
 }  # fmt: skip
 
 
@@ -432,10 +416,10 @@ def data(tmp_path_factory):
     return path, dataclasses.replace(manifest, counts=counts, rejects=rejects)
 
 
-def flow(data, metrics, is_own=True, **options):
+def flow(data, metrics, kind=RunResult, **options):
     path, manifest = data
     dataset = dataclasses.replace(open_dataset(str(path)), manifest=manifest)
-    return flow_of(Result(dataset=dataset, config={}, metrics=metrics, is_own=is_own, **options))
+    return flow_of(kind(dataset=dataset, metrics=metrics, directory=path, **options))
 
 
 def test_every_file_and_every_image_is_counted_down_to_the_figures(data):
@@ -458,15 +442,15 @@ def test_every_file_and_every_image_is_counted_down_to_the_figures(data):
 
 
 def test_images_that_were_seen_are_left_out_of_the_measured_split_alone(data):
-    *_, splits, _ = flow(data, TEST | {"seen_images": 3, "include_seen": False}, is_own=False)
+    *_, splits, _ = flow(data, TEST | {"seen_images": 3, "include_seen": False}, EvaluationResult)
     assert [len(box.left_out) for box in splits] == [0, 0, 1]
     assert splits[2].left_out[0][1] == 3
     assert [box.lines[-1] for box in splits] == ["not used", "not used", "measured"]
-    *_, splits, _ = flow(data, TEST | {"seen_images": 3, "include_seen": True}, is_own=False)
+    *_, splits, _ = flow(data, TEST | {"seen_images": 3, "include_seen": True}, EvaluationResult)
     assert not any(box.left_out for box in splits)
     for split in ("all", "train,val,test"):
         several = TEST | {"split": split, "seen_images": 3, "include_seen": False}
-        *_, splits, (figures,) = flow(data, several, is_own=False)
+        *_, splits, (figures,) = flow(data, several, EvaluationResult)
         assert [box.lines[-1] for box in splits] == ["measured"] * 3
         assert [len(box.left_out) for box in (*splits, figures)] == [0, 0, 0, 1]
         assert all(box.is_measured for box in splits)
@@ -474,7 +458,7 @@ def test_images_that_were_seen_are_left_out_of_the_measured_split_alone(data):
 
 def test_of_a_cross_validation_some_splits_are_in_folds(data):
     metrics = TEST | {"split": "5 folds of train, val"}
-    *_, splits, (figures,) = flow(data, metrics, in_folds=["train", "val"])
+    *_, splits, (figures,) = flow(data, metrics, folded_splits=["train", "val"])
     found = [(box.lines[-1], box.is_measured) for box in splits]
     assert found == [("divided into folds", True)] * 2 + [("not used", False)]
     assert figures.title == "measured: 5 folds of train, val"

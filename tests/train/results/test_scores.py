@@ -2,14 +2,12 @@ import re
 
 import numpy as np
 import pytest
-import scipy.optimize
 import scipy.special
 from answers import certain, predictions_of, scores_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES, REPOSITORY
 from sklearn import metrics as sk_metrics
-from sklearn.linear_model import LogisticRegression
 
 from train.kinds import measures
 from train.kinds.classes import CLASSES
@@ -189,45 +187,25 @@ def test_a_measure_rests_on_the_groups_of_its_smaller_side(names, labels, groups
 # ---- calibration
 
 
-def recalibration(is_positive, probabilities, weights):
-    """Slope and intercept as scikit-learn and a search along a line find them."""
-    logits = scipy.special.logit(probabilities)
-    line = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000)
-    slope = line.fit(logits[:, None], is_positive, sample_weight=weights).coef_[0, 0]
-
-    def loss(intercept):
-        shifted = logits + intercept
-        return weights @ (np.logaddexp(0, shifted) - is_positive * shifted)
-
-    return slope, scipy.optimize.minimize_scalar(loss, tol=1e-12).x
-
-
-@pytest.mark.parametrize(
-    ("steepness", "shift", "num_examples"),
-    [(1.0, 0.0, 500), (0.3, 1.5, 500), (1.7, -2.0, 500), (0.8, 0.0, 6000)],
-)
-def test_the_line_of_calibration_is_that_of_a_logistic_regression(steepness, shift, num_examples):
+@pytest.mark.parametrize(("steepness", "shift"), [(1.0, 0.0), (0.3, 1.5), (1.7, -2.0)])
+def test_the_line_of_calibration_finds_how_the_probabilities_were_spoilt(steepness, shift):
     generator = np.random.default_rng(0)
-    logits = generator.normal(size=num_examples) * 3
-    is_positive = generator.random(num_examples) < scipy.special.expit(steepness * logits + shift)
-    weights = generator.integers(4, size=(2, num_examples)).astype(float)
-    found = calibration_line(is_positive, scipy.special.expit(logits), weights)
-    expected = [recalibration(is_positive, scipy.special.expit(logits), row) for row in weights]
-    # Of many images, the logits are rounded.
-    reach = 1e-5 if num_examples == 500 else 1e-3
-    np.testing.assert_allclose(np.stack(list(found.values()), -1), expected, atol=reach)
-    # It finds how the probabilities were spoilt.
-    assert found["calibration_slope"][0] == pytest.approx(steepness, abs=0.3)
+    logits = generator.normal(size=4000)
+    is_positive = generator.random(4000) < scipy.special.expit(steepness * logits + shift)
+    found = calibration_line(is_positive, scipy.special.expit(logits))
+    assert found["calibration_slope"] == pytest.approx(steepness, abs=0.2)
+    shifted = scipy.special.expit(logits + found["calibration_intercept"])
+    assert shifted.mean() == pytest.approx(is_positive.mean())
 
 
 def test_without_both_sides_or_with_sides_that_are_apart_there_is_no_line():
-    probabilities, ones = np.array([0.1, 0.2, 0.7, 0.8]), np.ones(4)
+    probabilities = np.array([0.1, 0.2, 0.7, 0.8])
     for is_positive in (np.zeros(4, bool), np.ones(4, bool)):
-        assert np.isnan(list(calibration_line(is_positive, probabilities, ones).values())).all()
-    apart = calibration_line(probabilities > 0.5, probabilities, ones)
+        assert np.isnan(list(calibration_line(is_positive, probabilities).values())).all()
+    apart = calibration_line(probabilities > 0.5, probabilities)
     assert np.isnan(apart["calibration_slope"])
     assert np.isfinite(apart["calibration_intercept"])
-    same = calibration_line(probabilities > 0.5, np.full(4, 0.3), ones)
+    same = calibration_line(probabilities > 0.5, np.full(4, 0.3))
     assert np.isnan(same["calibration_slope"])
     # Half of all are positive.
     assert same["calibration_intercept"] == pytest.approx(-scipy.special.logit(0.3))

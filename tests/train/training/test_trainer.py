@@ -88,7 +88,7 @@ def test_a_run_leaves_everything_that_was_promised(class_run):
         "config.json", "history.json", "metrics.json", "predictions.csv", "checkpoint.npz",
         "best.npz", "export/model.keras", "export/saved_model/saved_model.pb",
         "export/model.weights.h5", "export/architecture.json", "export/preprocessing.json",
-        "plots/curves.svg", "plots/confusion.svg", "plots/roc.svg",
+        "plots/loss.svg", "plots/confusion.svg", "plots/roc.svg",
         "report.html",
     }  # fmt: skip
     written = json.loads((class_run / "config.json").read_text())["config"]
@@ -489,7 +489,7 @@ def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
     assert [one["fold"] for one in metrics["folds"]] == [0, 1]
     assert metrics["spread"]["accuracy"]["std_over_folds"] is not None
     plots = {path.name for path in (finished / "plots").iterdir()}
-    assert plots == {"confusion.svg", "roc.svg", "reliability.svg"}
+    assert plots == {"confusion.svg", "roc.svg", "precision.svg", "reliability.svg"}
 
 
 @pytest.mark.slow

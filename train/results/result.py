@@ -1,0 +1,318 @@
+"""The results of a run, of an evaluation, and of a cross-validation: their files and their page."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import keras
+
+from tfrecord_io.auditing.findings import alarms
+from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.pages import page
+from tfrecord_io.stores.files import atomic_write, write_last
+from tfrecord_io.terminal.stages import stage
+from train.data.dataset import Dataset
+from train.data.seen import Exposure
+from train.kinds import words
+from train.kinds.registry import task_of
+from train.kinds.task import Task, View
+from train.machine.devices import versions
+from train.machine.places import METRICS_NAME, PAGE_NAME
+from train.results import sections
+from train.results.charts import write_charts
+from train.results.examples import MAX_EXPLAINED, Explanation, ShownAnswer, find_examples
+from train.results.predictions import Predictions, write_predictions
+
+# Files beside the page that it names, as far as they are there, and what they hold.
+_FILES = {
+    "predictions.csv": "every answer",
+    "config.json": "every setting",
+    "history.json": "every epoch",
+    "export/thresholds.json": "the thresholds",
+    "plots/": "plots for papers",
+}
+
+# The sections of a run of which nothing was measured.
+_ALWAYS = (sections.flow, sections.training, sections.limits)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Result:
+    """What networks answered on a dataset, and the page of it.
+
+    Attributes:
+        directory: where its files are.
+        metrics: content of metrics.json.
+        predictions: None if there was nothing to evaluate.
+        exposure: which measured images the networks had seen; None if none was measured.
+        config: of the networks, see config.json; empty if it is not that of this dataset.
+        history: a row an epoch.
+        folded_splits: splits that were divided into folds.
+        is_copy: whether the folder is uploaded to a URL, from which no link leads to the dataset.
+        facts: on the network and how the page was made, by the title of their frame.
+        charts: by name, see `charts.write_charts`.
+        examples: answers with their images, as `Task.examples` names them.
+        legend: how to read the pictures that explain mistakes.
+    """
+
+    directory: Path
+    dataset: Dataset
+    metrics: Mapping[str, Any]
+    predictions: Predictions | None = None
+    exposure: Exposure | None = None
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    history: Sequence[Mapping[str, Any]] = ()
+    folded_splits: Sequence[str] = ()
+    is_copy: bool = False
+    facts: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    charts: Mapping[str, page.Drawing] = dataclasses.field(default_factory=dict)
+    examples: Mapping[str, Sequence[ShownAnswer]] = dataclasses.field(default_factory=dict)
+    legend: str = ""
+
+    # What a kind of result says of itself.
+    kind: ClassVar[str] = "Result of the run"
+    parts: ClassVar[Sequence[sections.Make]] = ()
+
+    # ---- what the sections ask
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.dataset.manifest
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.manifest.label_kind)
+
+    @property
+    def is_measured(self) -> bool:
+        return "scores" in self.metrics
+
+    @functools.cached_property
+    def shown(self) -> list[str]:
+        """The labels that the tables have."""
+        return words.shown_classes(self.metrics)
+
+    @functools.cached_property
+    def views(self) -> list[View]:
+        """The rows of the table of labels: each label, and groups of them."""
+        views = {view.name: view for view in self.task.views(list(self.metrics["label_counts"]))}
+        groups = (view for view in views.values() if view.is_group)
+        return [*(views[name] for name in self.shown), *groups]
+
+    def images_of(self, split: str) -> list[int]:
+        """Returns the images of a split and of each label in it, without augmented copies."""
+        part = self.manifest.splits[split]
+        # Each training image has as many.
+        size = 1 + self.manifest.options.get("variants", 0) * (split == "train")
+        return [count // size for count in (part.num_examples, *part.label_counts)]
+
+    @property
+    def heading(self) -> str:
+        return f"How well the network reads {self.manifest.name}"
+
+    @property
+    def is_of_validation(self) -> bool:
+        """Whether the run made its choices with these images, too."""
+        return False
+
+    def lead(self, images: str, split: str, verdict: str) -> str:
+        """Returns the first sentence of the page, on these images of a split."""
+        return f"On the {images} of {split}, the network {verdict}"
+
+    def comparison_with(self, images: str) -> str:
+        """Returns the beginning of the sentence on what was not seen before."""
+        return f"What the network had seen was compared with these {images}: it had seen"
+
+    def uses(self) -> dict[str, str]:
+        """Returns what the splits of the dataset were used for, besides measuring."""
+        watched = "watched during training"
+        if self.metrics.get("calibration"):
+            watched = "chose temperature and thresholds"
+        return {"train": "trained on", "val": watched}
+
+    def limits(self) -> list[str]:
+        """Returns what a reader must not conclude from such a result."""
+        return [
+            "All images come from one collection. A network is often worse on images of another "
+            "clinic or device; evaluate it on such a dataset before you rely on it elsewhere."
+        ]
+
+    # ---- files
+
+    def write(
+        self, explanation: Explanation | None = None, num_explained: int = MAX_EXPLAINED
+    ) -> dict[str, Any]:
+        """Writes predictions.csv, plots/, report.html and metrics.json, and prints the measures.
+
+        The presence of metrics.json means that a run is complete, with its export; it is the last.
+        The explanation is of so many mistakes.
+
+        Returns the content of metrics.json: the measures, what was seen, and the notes.
+        """
+        directory, predictions, exposure = self.directory, self.predictions, self.exposure
+        directory.mkdir(parents=True, exist_ok=True)
+        notes = [*self.metrics.get("notes", ()), *alarms(self.manifest.audit)]
+        metrics = dict(self.metrics)
+        if exposure:
+            notes += [exposure.note] if exposure.note else []
+            metrics |= {
+                "seen_images": exposure.num_images,
+                "seen_patients": exposure.num_patients,
+                "include_seen": exposure.is_measured,
+            }
+        metrics["notes"] = notes
+        if predictions:
+            write_predictions(directory, predictions)
+        with stage("page, with maps of what mattered" if explanation else "page"):
+            result = dataclasses.replace(
+                self,
+                metrics=metrics,
+                charts=write_charts(directory / "plots", self.history, metrics, predictions),
+                examples=find_examples(predictions, explanation, num_explained)
+                if predictions
+                else {},
+                legend=explanation.legend if explanation else "",
+                facts={
+                    **self.facts,
+                    "When and how it was made": {
+                        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+                        "command": shlex.join(sys.argv),
+                        "devices": ", ".join(keras.distribution.list_devices()),
+                        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+                    },
+                    "Versions": versions(),
+                },
+            )
+            with atomic_write(directory / PAGE_NAME) as file:
+                file.write(result.render().encode("utf-8"))
+        if predictions:
+            print(result.describe())
+        write_last(directory / METRICS_NAME, metrics)
+        return metrics
+
+    def describe(self) -> str:
+        """Returns the measures for the terminal."""
+        return words.describe(self.task, self.metrics)
+
+    def render(self) -> str:
+        """Returns the HTML of the page."""
+        title = self.directory.resolve().name
+        files = [
+            page.markup(', <a href="{0}">{0}</a> with {1}', name, what)
+            for name, what in _FILES.items()
+            if (self.directory / name).exists()
+        ]
+        beside = 'Beside this page: <a href="metrics.json">metrics.json</a> with every figure{}.'
+        warning = "This is not a medical device. Nobody may be diagnosed or treated by it."
+        parts = self.parts if self.is_measured else _ALWAYS
+        made = [(make, make(self)) for make in parts]
+        top = sections.top if self.is_measured else sections.top_without_result
+        return page.render(
+            page.Page(
+                title=f"{self.heading} – {title}",
+                over=f"{self.kind} {title}",
+                heading=self.heading,
+                top=[page.markup("<strong>{}</strong>", warning), *top(self)],
+                sections=[page.Section(make.__name__, *found) for make, found in made if found],
+                footer=page.markup(beside, page.markup("").join(files)),
+            )
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RunResult(Result):
+    """The result of a training."""
+
+    parts = (
+        *(sections.classes, sections.by, sections.answers, sections.probabilities),
+        *_ALWAYS,
+    )
+
+    @property
+    def is_of_validation(self) -> bool:
+        return self.metrics.get("split") == "val"
+
+    def limits(self) -> list[str]:
+        return [
+            *super().limits(),
+            "This is one run. Another seed or another choice of patients gives another result; "
+            "a cross-validation (--folds 5) shows how much it varies.",
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CrossValidationResult(Result):
+    """The result of all folds of a cross-validation."""
+
+    kind = "Cross-validation"
+    parts = (
+        *(sections.classes, sections.by, sections.answers, sections.folds),
+        *(sections.probabilities, *_ALWAYS),
+    )
+
+    def lead(self, images: str, split: str, verdict: str) -> str:
+        return (
+            f"In a cross-validation with {len(self.metrics['folds'])} folds, each of {images} was "
+            f"judged by a network that was trained on the other folds. They {verdict}"
+        )
+
+    def comparison_with(self, images: str) -> str:
+        return (
+            "What each network had seen was compared with those that it judged of these "
+            f"{images}: it had seen"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluationResult(Result):
+    """The result of finished runs on a dataset.
+
+    Attributes:
+        own_metrics: metrics.json of the run, if it is one.
+        is_own_dataset: whether the splits of the dataset were those of the training.
+    """
+
+    own_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_own_dataset: bool = False
+
+    kind = "Evaluation"
+    parts = (
+        *(sections.classes, sections.by, sections.comparison, sections.answers),
+        *(sections.probabilities, *_ALWAYS),
+    )
+
+    @property
+    def heading(self) -> str:
+        # The export of a run may have been given.
+        run = Path(self.metrics["model"].removesuffix("/export")).resolve().name
+        return f"How well {run} reads {self.manifest.name}"
+
+    def lead(self, images: str, split: str, verdict: str) -> str:
+        exposure = self.exposure
+        if exposure and exposure.is_measured and exposure.num_images:
+            return (
+                f"On all {images} of {split}, including {exposure.num_images:,} that it had seen "
+                f"before, or others of their patients, the network {verdict}"
+            )
+        return super().lead(images, split, verdict)
+
+    def uses(self) -> dict[str, str]:
+        return super().uses() if self.is_own_dataset else {}
+
+    def limits(self) -> list[str]:
+        return [
+            "All images come from one collection. A network is often worse on images of another "
+            "clinic or device."
+        ]
+
+    def describe(self) -> str:
+        return words.describe(self.task, self.metrics, self.own_metrics)
