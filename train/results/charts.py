@@ -123,6 +123,8 @@ def _label(name: str) -> str:
 
 def _curve(axes: Axes, history: Sequence[Mapping[str, Any]], quantity: str, best_epoch: int) -> str:
     """Draws a quantity of the training and the validation by epoch, and which epoch was kept."""
+    from matplotlib.ticker import MaxNLocator
+
     for key, name in ((quantity, "training"), (f"val_{quantity}", "validation")):
         rows = [(row["epoch"], row[key]) for row in history if row.get(key) is not None]
         if rows := [row for row in rows if np.isfinite(row[1])]:
@@ -133,7 +135,7 @@ def _curve(axes: Axes, history: Sequence[Mapping[str, Any]], quantity: str, best
         axes.axvline(best_epoch, color="grey", linestyle=":", label="kept epoch")
     axes.set(xlabel="epoch", ylabel="loss in nats" if quantity == "loss" else quantity)
     axes.set_ylim(bottom=0, top=1 if quantity == "accuracy" else None)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return quantity.capitalize()
 
 

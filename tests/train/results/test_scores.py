@@ -1,12 +1,10 @@
-import re
-
 import numpy as np
 import pytest
 import scipy.special
 from answers import certain, predictions_of, scores_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from marked_images import OCT_NAMES, REPOSITORY
+from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
 
 from train.kinds import measures
@@ -62,16 +60,10 @@ def random_answers(task, generator, num_examples):
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind.name)
-def test_every_measure_has_a_title_and_its_places_in_the_docs(task):
+def test_every_measure_has_a_title(task):
     answers = random_answers(task, np.random.default_rng(0), 60)
     found = scores_of(*answers, ["a", "b", "c"][: answers[0].shape[1]], task=task)
-    names = {measures.parts_of(name)[0] for name in found} | measures.MEASURES.keys()
-    lacking = [f"{name} in MEASURES, with its title" for name in names - measures.MEASURES.keys()]
-    for page, place in (("glossary.md", r"^- `{}`: \S+ \S+"), ("training.md", "`{}`")):
-        text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
-        found = {name for name in names if re.search(place.format(name), text, re.MULTILINE)}
-        lacking += [f"`{name}` in docs/{page}" for name in names - found]
-    assert lacking == []
+    assert {measures.parts_of(name)[0] for name in found} <= measures.MEASURES.keys()
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind.name)
