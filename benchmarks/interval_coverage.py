@@ -20,7 +20,7 @@ from scipy import special
 from tfrecord_io.extras import shortcuts
 from tfrecord_io.format.groups import group_images
 from train.kinds.classes import GRADES
-from train.kinds.measures import MEASURES, calibration_line, predictive_values
+from train.kinds.measures import predictive_values
 from train.kinds.task import Answers
 from train.results.bootstrap import examples_behind, with_intervals
 
@@ -28,14 +28,10 @@ from train.results.bootstrap import examples_behind, with_intervals
 #: share of groups that are positive.
 SETTINGS = ((0.0, 0.5), (1.0, 0.5), (1.5, 0.5), (1.0, 0.2))
 
-NUM_GROUPS = (20, 40, 100)
-
 #: Groups and classes of the permuted labels.
 PERMUTED = ((24, 2), (40, 2), (40, 4), (100, 4), (400, 4))
 
-_POPULATION = 30_000
-_RESAMPLES = 400
-_GOAL = 92
+_POPULATION, _RESAMPLES, _GOAL = 30_000, 400, 92
 
 
 def uneven_groups(generator: np.random.Generator, num_groups: int, unevenness: float) -> np.ndarray:
@@ -55,39 +51,26 @@ def draw_answers(
     truths = (generator.random(num_groups) < positive).astype(np.int64)[groups]
     of_group = generator.normal(0, 1.0, num_groups)[groups]
     logits = skill * (2.0 * truths - 1.0) + of_group + generator.normal(0, 0.7, len(groups))
-    # Few different ones, because the lines of calibration take longer for many.
     likely = special.expit(np.floor(10 * logits) / 10 + 0.05)
-    return Answers(
-        probabilities=np.stack([1 - likely, likely], 1), truths=truths, label_names=("no", "yes")
-    )
+    probabilities = np.stack([1 - likely, likely], 1)
+    return Answers(probabilities=probabilities, truths=truths, label_names=("no", "yes"))
 
 
 def measure(answers: Answers, prevalence: float, weights: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the measures of grades, and those of the label `yes` that views have."""
-    is_yes, ranking = answers.truths == 1, answers.probabilities[:, 1]
-    scores = GRADES.score(answers, weights)
-    rates = scores["sensitivity/yes"], scores["specificity/yes"]
-    areas = ("auc", "average_precision")
-    of_yes = {name: MEASURES[name].area(is_yes, ranking, weights) for name in areas}
-    of_yes |= predictive_values(*rates, prevalence) | calibration_line(is_yes, ranking, weights)
-    found = scores | {f"{name}/yes": values for name, values in of_yes.items()}
+    found = GRADES.score(answers, weights) | GRADES.areas(answers, weights)
+    rates = found["sensitivity/yes"], found["specificity/yes"]
+    values = predictive_values(*rates, prevalence)
+    found |= {f"{name}/yes": value for name, value in values.items()}
     return {name: values for name, values in found.items() if not name.endswith("/no")}
 
 
 def coverage(
-    num_groups: int,
-    unevenness: float,
-    positive: float,
-    *,
-    skill: float,
-    num_samples: int,
-    seed: int,
-) -> dict[str, tuple[float, float, float]]:
-    """Returns figures of the intervals, by measure.
+    num_groups: int, unevenness: float, positive: float, skill: float, num_samples: int, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Returns the percentage of intervals that hold the truth, and their median width, by measure.
 
-    Returns:
-        (percentage that holds the truth, median width, percentage of samples that have one). A
-        sample without an interval, such as one with an area of 1, counts in the last alone.
+    A sample without an interval, such as one with an area of 1, does not count.
     """
     generator = np.random.default_rng(seed)
     everyone = uneven_groups(generator, _POPULATION, unevenness)
@@ -97,11 +80,10 @@ def coverage(
     for number in range(num_samples):
         groups = uneven_groups(generator, num_groups, unevenness)
         answers = draw_answers(generator, groups, skill, positive)
-        has = GRADES.has(answers.truths, 2)
         found = with_intervals(
             functools.partial(measure, answers, positive),
             groups,
-            examples_behind(GRADES.views(answers.label_names), has, groups),
+            examples_behind(GRADES.views(("no", "yes")), GRADES.has(answers.truths, 2), groups),
             num_samples=_RESAMPLES,
             seed=number,
         )
@@ -112,8 +94,7 @@ def coverage(
     for name, pairs in ends.items():
         low, high = np.reshape(pairs, (-1, 2)).T
         held = np.mean((low <= truth[name][0]) & (truth[name][0] <= high))
-        has_interval = len(pairs) / num_samples
-        results[name] = 100 * float(held), float(np.median(high - low)), 100 * has_interval
+        results[name] = 100 * float(held), float(np.median(high - low))
     return results
 
 
@@ -121,17 +102,15 @@ def chance_held(num_groups: int, num_classes: int, num_permutations: int, seed: 
     """Returns in how many permutations the audit's interval holds chance."""
     generator = np.random.default_rng(seed)
     groups = uneven_groups(generator, num_groups, 1.0)
-    images = pa.table(
-        {
-            "study": groups.astype(str),
-            "brightness": generator.normal(60, 10, num_groups)[groups]
-            + generator.normal(size=len(groups)),
-            "quantization": generator.integers(1, 6, num_groups)[groups],
-            "width": generator.integers(500, 503, num_groups)[groups],
-            "height": np.full(len(groups), 500),
-        }
-    )
-    held = 0
+    brightness = generator.normal(60, 10, num_groups)[groups]
+    columns = {
+        "study": groups.astype(str),
+        "brightness": brightness + generator.normal(size=len(groups)),
+        "quantization": generator.integers(1, 6, num_groups)[groups],
+        "width": generator.integers(500, 503, num_groups)[groups],
+        "height": np.full(len(groups), 500),
+    }
+    images, held = pa.table(columns), 0
     for _ in range(num_permutations):
         labels = generator.permutation(np.arange(num_groups) % num_classes)[groups]
         found = shortcuts.measure(images, labels, group_images(images))
@@ -139,47 +118,28 @@ def chance_held(num_groups: int, num_classes: int, num_permutations: int, seed: 
     return held
 
 
-def print_coverage(skill: float, num_groups: list[int], num_samples: int, seed: int) -> None:
-    """Prints the coverage of each setting, and a summary by measure."""
-    by_setting = []
-    for number in num_groups:
-        for unevenness, positive in SETTINGS:
-            found = coverage(
-                number, unevenness, positive, skill=skill, num_samples=num_samples, seed=seed
-            )
-            if not by_setting:
-                print(f"\nskill {skill:g}\n")
-                print("| groups | unevenness | positive | " + " | ".join(found) + " |")
-                print("| --- | --- | --- |" + " --- |" * len(found))
-            by_setting.append(found)
-            told = " | ".join(f"{held:.1f}" for held, *_ in found.values())
-            print(f"| {number} | {unevenness} | {positive} | {told} |", flush=True)
-    print(f"\n| measure | least | median | below {_GOAL} | median width | least with interval |")
-    print("| --- |" + " --- |" * 5)
-    for name in by_setting[0]:
-        held, widths, present = np.transpose([found[name] for found in by_setting])
-        below = f"{np.count_nonzero(held < _GOAL)} of {len(held)}"
-        told = f"{held.min():.1f} | {np.median(held):.1f} | {below} | {np.median(widths):.3f}"
-        print(f"| {name} | {told} | {present.min():.1f} |", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--num_samples", type=int, default=400, help="samples for each setting")
     parser.add_argument("--num_permutations", type=int, default=100)
-    parser.add_argument("--num_groups", type=int, nargs="+", default=NUM_GROUPS)
+    parser.add_argument("--num_groups", type=int, nargs="+", default=(20, 40, 100))
     parser.add_argument("--skill", type=float, nargs="+", default=(1.0, 2.0), help="of the network")
     parser.add_argument("--seed", type=int, default=0, help="of the samples")
-    arguments = parser.parse_args()
-    for skill in arguments.skill:
-        print_coverage(skill, arguments.num_groups, arguments.num_samples, arguments.seed)
+    given = parser.parse_args()
+    for skill in given.skill:
+        settings = [(number, *setting) for number in given.num_groups for setting in SETTINGS]
+        found = [coverage(*each, skill, given.num_samples, given.seed) for each in settings]
+        print(f"\nskill {skill:g}, {len(settings)} settings\n")
+        print(f"| measure | least | median | below {_GOAL} | median width |\n|{' --- |' * 5}")
+        for name in found[0]:
+            held, widths = np.transpose([each[name] for each in found])
+            below = np.count_nonzero(held < _GOAL)
+            cells = f"{held.min():.1f} | {np.median(held):.1f} | {below} | {np.median(widths):.3f}"
+            print(f"| {name} | {cells} |", flush=True)
     print("\n| groups | classes | permutations that hold, by seed |\n| --- | --- | --- |")
-    for num_groups, num_classes in PERMUTED:
-        held = [
-            chance_held(num_groups, num_classes, arguments.num_permutations, seed)
-            for seed in range(5)
-        ]
-        print(f"| {num_groups} | {num_classes} | {', '.join(map(str, held))} |", flush=True)
+    for groups, classes in PERMUTED:
+        held = [chance_held(groups, classes, given.num_permutations, seed) for seed in range(5)]
+        print(f"| {groups} | {classes} | {', '.join(map(str, held))} |", flush=True)
 
 
 if __name__ == "__main__":

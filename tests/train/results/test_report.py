@@ -173,7 +173,6 @@ def test_the_page_tells_the_result_first_and_then_how_it_came_about(full, text):
         "10 positives (few)",
         full["manifest"].fingerprint,
         "30×20 pixels, grey, in 4 classes",
-        "checkpoint seconds",
         "This is not a medical device.",
         "All images come from one collection.",
         "This is one run.",
