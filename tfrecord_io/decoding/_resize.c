@@ -118,42 +118,83 @@ static void transpose(const uint8_t *in, size_t in_step, Py_ssize_t width, Py_ss
             out[x * out_step + y] = in[y * in_step + x];
 }
 
-static Weights weights_of(const Py_buffer *table, Py_ssize_t num_rows) {
-    return (Weights){table->buf, table->len / num_rows / (Py_ssize_t)sizeof(int32_t), num_rows};
+/* A side or a distance in bytes is at most 2^28, so that no product of two of them overflows. */
+static int is_size(Py_ssize_t size) { return size > 0 && size <= 1 << 28; }
+
+/* Reads a table for a number of new pixels; returns whether it names no old one that is not there,
+   and no sum of its weights, which are at most 1.5 of 2^22, can overflow. */
+static int read_weights(const Py_buffer *table, Py_ssize_t num_rows, Py_ssize_t num_old,
+                        Weights *weights) {
+    Py_ssize_t row_bytes = table->len / num_rows;
+    *weights = (Weights){table->buf, row_bytes / (Py_ssize_t)sizeof(int32_t), num_rows};
+    if (weights->step < 3 || table->len != num_rows * weights->step * (Py_ssize_t)sizeof(int32_t))
+        return 0;
+    const int32_t *row = weights->row;
+    for (Py_ssize_t i = 0; i < num_rows; i++, row += weights->step) {
+        int64_t sum = 0;
+        if (row[0] < 0 || row[1] < 1 || row[1] > weights->step - 2) return 0;
+        if ((int64_t)row[0] + row[1] > num_old) return 0;
+        for (int k = 0; k < row[1]; sum += row[2 + k++])
+            if (row[2 + k] < 0) return 0;
+        if (sum > 3 * HALF) return 0;
+    }
+    return 1;
 }
 
 /* Takes the pixels and the old width, with `unit` bytes a pixel: one of grey, or red, green, blue
    and one that is not used; the tables of weights of columns and rows, and how many new ones there
    are; memory, see `_by_kernel`; and where the new picture begins in what memory, with how many
-   bytes from one row to the next. */
+   bytes from one row to the next. Raises a ValueError if these do not fit together. */
 static PyObject *resize(PyObject *module, PyObject *args) {
     Py_buffer pixels, of_columns, of_rows, scratch, canvas;
     Py_ssize_t width, unit, new_width, new_height, start, out_step;
     if (!PyArg_ParseTuple(args, "y*nny*y*nnw*w*nn", &pixels, &width, &unit, &of_columns, &of_rows,
                           &new_width, &new_height, &scratch, &canvas, &start, &out_step))
         return NULL;
+    const char *wrong = NULL;
+    Weights columns, rows;
     Py_BEGIN_ALLOW_THREADS
     Pass *pass = best_pass();
-    Weights columns = weights_of(&of_columns, new_width), rows = weights_of(&of_rows, new_height);
-    Py_ssize_t in_step = width * unit, new_step = new_width * unit, samples = unit == 1 ? 1 : 3;
-    Py_ssize_t height = pixels.len / in_step, step = (new_step + LANES - 1) / LANES * LANES;
-    uint8_t *strip = scratch.buf, *narrow = strip + LANES * in_step;
-    uint8_t *wide = narrow + LANES * new_step, *done = wide + step * (height + LANES - 1);
-    for (Py_ssize_t y = 0; y < height; y += LANES) {
-        Py_ssize_t num_rows = height - y < LANES ? height - y : LANES;
-        transpose((uint8_t *)pixels.buf + y * in_step, in_step, in_step, num_rows, strip, LANES);
-        for (Py_ssize_t i = 0; i < samples; i++)
-            pass(strip + i * LANES, unit * LANES, columns, narrow + i * LANES, unit * LANES);
-        transpose(narrow, LANES, LANES, new_step, wide + y * step, step);
+    Py_ssize_t samples = unit == 1 ? 1 : 3, in_step = 0, new_step = 0, height = 0, step = 0;
+    if ((unit != 1 && unit != 4) || !is_size(width) || !is_size(new_width) || !is_size(new_height)
+        || !is_size(out_step)) {
+        wrong = "a size is not positive, or too large";
+    } else {
+        in_step = width * unit, new_step = new_width * unit, height = pixels.len / in_step;
+        step = (new_step + LANES - 1) / LANES * LANES;
+        if (!is_size(height) || pixels.len != height * in_step)
+            wrong = "the pixels are no whole rows";
+        else if (!read_weights(&of_columns, new_width, width, &columns)
+                 || !read_weights(&of_rows, new_height, height, &rows))
+            wrong = "the weights are not those of these sizes";
+        else if (scratch.len < LANES * (in_step + new_step)
+                               + step * (height + LANES - 1 + new_height))
+            wrong = "the memory is too small";
+        else if (start < 0 || start > canvas.len || out_step < samples * new_width
+                 || (new_height - 1) * out_step + samples * new_width > canvas.len - start)
+            wrong = "the new picture does not fit where it begins";
     }
-    for (Py_ssize_t x = 0; x < new_step; x += LANES) pass(wide + x, step, rows, done + x, step);
-    uint8_t *out = (uint8_t *)canvas.buf + start;
-    for (Py_ssize_t y = 0; y < new_height; y++, done += step, out += out_step)
-        if (unit == 1) memcpy(out, done, new_width);
-        else for (Py_ssize_t x = 0; x < new_width; x++) memcpy(out + 3 * x, done + 4 * x, 3);
+    if (!wrong) {
+        uint8_t *strip = scratch.buf, *narrow = strip + LANES * in_step;
+        uint8_t *wide = narrow + LANES * new_step, *done = wide + step * (height + LANES - 1);
+        for (Py_ssize_t y = 0; y < height; y += LANES) {
+            Py_ssize_t num_rows = height - y < LANES ? height - y : LANES;
+            uint8_t *in = (uint8_t *)pixels.buf + y * in_step;
+            transpose(in, in_step, in_step, num_rows, strip, LANES);
+            for (Py_ssize_t i = 0; i < samples; i++)
+                pass(strip + i * LANES, unit * LANES, columns, narrow + i * LANES, unit * LANES);
+            transpose(narrow, LANES, LANES, new_step, wide + y * step, step);
+        }
+        for (Py_ssize_t x = 0; x < new_step; x += LANES) pass(wide + x, step, rows, done + x, step);
+        uint8_t *out = (uint8_t *)canvas.buf + start;
+        for (Py_ssize_t y = 0; y < new_height; y++, done += step, out += out_step)
+            if (unit == 1) memcpy(out, done, new_width);
+            else for (Py_ssize_t x = 0; x < new_width; x++) memcpy(out + 3 * x, done + 4 * x, 3);
+    }
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&pixels), PyBuffer_Release(&of_columns), PyBuffer_Release(&of_rows);
     PyBuffer_Release(&scratch), PyBuffer_Release(&canvas);
+    if (wrong) return PyErr_SetString(PyExc_ValueError, wrong), NULL;
     Py_RETURN_NONE;
 }
 

@@ -92,8 +92,9 @@ def test_without_the_kernel_pillow_resizes_and_it_is_said(monkeypatch):
 # What runs in a process whose memory is watched.
 EDGES = """
 import importlib.util, sys
+import numpy as np
 sys.path[:0] = ["tests/helpers", "tests/tfrecord_io/decoding"]
-from test_resize import both, picture
+from test_resize import OFF, arguments, both, changed, picture
 from tfrecord_io.decoding import resize
 spec = importlib.util.spec_from_file_location("_resize", sys.argv[1])
 resize._kernel = importlib.util.module_from_spec(spec)
@@ -108,7 +109,48 @@ for size in sizes:
                 found, expected = both(picture(channels, *size), **options)
                 is_of_pillow = size[1] > 100 * size[0] or 4 * size[0] * size[1] > 2**24
                 assert found == expected or is_of_pillow and found is None, (size, channels)
+# Arguments that do not fit together, each other than right by some bytes, sizes or places.
+generator, refused = np.random.default_rng(0), 0
+for _ in range(20_000):
+    right = arguments(generator)
+    place, by = int(generator.integers(len(right))), int(generator.choice(OFF))
+    right[place] = changed(right[place], by, generator)
+    try:
+        resize._kernel.resize(*right)
+    except (ValueError, OverflowError):
+        refused += 1
+assert refused > 10_000, refused
 """
+
+
+#: By how much an argument is wrong.
+OFF = (-(2**40), -65, -4, -1, 1, 3, 64, 2**31, 2**40, 2**62)
+
+
+def arguments(generator):
+    """Returns the arguments of the kernel for a picture of a drawn size."""
+    width, height, columns, rows = map(int, generator.integers(1, 70, 4))
+    unit = int(generator.choice([1, 4]))
+    samples = 1 if unit == 1 else 3
+    step = -(-columns * unit // 64) * 64
+    memory = bytearray(64 * (width + columns) * unit + step * (height + 63 + rows))
+    canvas = bytearray(samples * columns * rows)
+    weights = (resize._weights(*sides, "bilinear") for sides in ((width, columns), (height, rows)))
+    return [bytes(width * height * unit), width, unit, *weights, columns, rows, memory, canvas, 0,
+            samples * columns]  # fmt: skip
+
+
+def changed(value, by, generator):
+    """Returns an argument that is wrong: another number, buffer or entry of a table."""
+    if isinstance(value, int):
+        return value + by
+    if isinstance(value, np.ndarray) and generator.random() < 0.7:
+        value = value.copy()
+        value.flat[int(generator.integers(value.size))] += np.int32(by % 2**32 - 2**31)
+        return value
+    if isinstance(value, np.ndarray):
+        return value[: len(value) - 1] if by < 0 else np.concatenate([value, value[:1]])
+    return value[: max(len(value) + max(by, -99), 0)] if by < 0 else value[: len(value) - by % 9]
 
 
 @needs_compiler
@@ -126,6 +168,17 @@ def test_no_edge_of_a_picture_makes_the_kernel_leave_its_memory(tmp_path, flags)
     env = {**os.environ, "LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0",
            "PYTHONMALLOC": "malloc", "PYTHONPATH": str(ROOT)}  # fmt: skip
     subprocess.run([sys.executable, "-c", EDGES, built], cwd=ROOT, env=env, check=True)
+
+
+@needs_kernel
+def test_the_kernel_refuses_arguments_that_do_not_fit_together():
+    generator = np.random.default_rng(1)
+    right = arguments(generator)
+    resize._kernel.resize(*right)
+    wrong = {0: bytes(3), 1: 0, 2: 2, 3: right[3][:-1], 5: -1, 7: bytearray(9), 9: 1, 10: 2**40}
+    for place, value in wrong.items():
+        with pytest.raises(ValueError, match=r"\w"):
+            resize._kernel.resize(*right[:place], value, *right[place + 1 :])
 
 
 def test_an_installation_without_a_compiler_goes_on(tmp_path):
