@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,30 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from jinja2.filters import do_filesizeformat
-from PIL import Image
 
 from pipelines.listing.refs import RejectedFile
 from tfrecord_io.auditing.audit import LIMITS
 from tfrecord_io.auditing.examined import Check
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader
-from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format import shapes
-from tfrecord_io.format.examples import SITE, as_classes, numbers_of
+from tfrecord_io.format.examples import SITE
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
-from tfrecord_io.pages.charts import (
-    NUM_COLOURS,
-    Axis,
-    Bar,
-    Bars,
-    Chart,
-    Series,
-    described,
-    histograms,
-    steps,
-)
 from tfrecord_io.pages.pictures import data_url
 from tfrecord_io.terminal.printing import counted, sentence
 
@@ -42,19 +28,17 @@ from tfrecord_io.terminal.printing import counted, sentence
 _MAX_CLASSES = 24
 _MAX_PICTURES = 48
 _PICTURE_SIDE = 512
-_CORNERS_SIDE = 224
 _MAX_PAIRS = 12
-_MAX_CORNERS = 24
+_MAX_KINDS = 24
 _MAX_FILES = 50
 
 # With more classes than this, the charts of class sizes would be unreadable and are left out.
 _MAX_BARS = 40
 
-_ON_CORNERS = (
+_ON_TEXT = (
     "Names were taken out of paths, tables and tags, but not out of the pixels: text that a device "
-    "has written into a picture stays. Most devices write in the corners. These are the corners of "
-    "{} stored images, one of each size and format of the files at first. There may still be "
-    "text elsewhere."
+    "has written into a picture stays, mostly in its corners. These are stored images of each size "
+    "and format of the files; others may have text, too."
 )
 _ON_PROVENANCE = page.markup(
     "Written by <code>scan-tfrecords build</code>. The same input, options and versions give the "
@@ -88,12 +72,9 @@ def render(
     dropped.csv. The audit had `checks` besides its own.
     """
     labels = dataset.label_kind.describe(dataset.label_names)
-    of_labels = numbers(dataset, examples)
-    # From here on the groups that are compared are ranges, if the labels are numbers.
-    dataset, examples = as_classes(dataset, examples)
     of_splits = collections.Counter(examples["split"].to_pylist())
     sizes = {name: of_splits[name] for name in dataset.splits}
-    charts = [*(of_labels or classes_of_splits(dataset, sizes)), *images_of_patients(examples)]
+    charts = [*classes_of_splits(dataset, sizes), *images_of_patients(examples)]
     roles = dict(dataset.audit.get("layout") or ())
     classes = [
         *map(sentence, dataset.audit.get("notes", ())),
@@ -200,16 +181,14 @@ def _pair(pair: Mapping[str, Any], images: ImageReader) -> page.Figure:
 
 
 def _pictures(dataset: Manifest, examples: pa.Table, images: ImageReader) -> list[Any]:
-    """Returns pictures of each class, and with codes for names the corners of some."""
+    """Returns pictures of each class, and with codes for names those in which to look for text."""
     kind, num_more = dataset.label_kind, dataset.num_classes - _MAX_CLASSES
     told = f"Some stored images of each {kind.noun}, taken at even intervals; a click enlarges one."
     told += f" {num_more:,} more {kind.plural} are not shown." if num_more > 0 else ""
     blocks = [told, page.Box(_contact_sheets(dataset, examples, images), "grid")]
     if dataset.has_codes:
-        alt = "The four corners of a stored image"
-        corners = [(url, alt) for url in _corners_of_devices(dataset, examples, images)]
-        on_corners = _ON_CORNERS.format(len(corners))
-        blocks += [page.Heading("Text in the pictures"), on_corners, page.Pictures(corners)]
+        shown = page.Pictures(_one_of_each_kind(examples, images))
+        blocks += [page.Heading("Text in the pictures"), _ON_TEXT, shown]
     return blocks
 
 
@@ -265,92 +244,41 @@ def _contact_sheets(dataset: Manifest, examples: pa.Table, images: ImageReader) 
     return sheets
 
 
-def _corners_of_devices(dataset: Manifest, examples: pa.Table, images: ImageReader) -> list[str]:
-    """Returns the corners of some pictures, in which devices write names, as URLs.
+def _one_of_each_kind(examples: pa.Table, images: ImageReader) -> list[tuple[str, str]]:
+    """Returns a picture of each size and format of the files and each hospital, the common first.
 
-    There is a picture of each size, format and hospital that the files have, because most devices
-    have a size of their own, and others are spread evenly over the dataset.
+    Most devices have a size of their own.
     """
-    columns = {SITE, "width", "height", "mode", "file_format"} & set(examples.column_names)
-    places = pa.array(range(len(examples)))
-    table = examples.select(sorted(columns)).append_column("place", places)
-    kinds = table.group_by(sorted(columns)).aggregate([("place", "min"), ("place", "count")])
+    known = {SITE, "width", "height", "mode", "file_format"} & set(examples.column_names)
+    places = examples.select(sorted(known)).append_column("place", pa.array(range(len(examples))))
+    kinds = places.group_by(sorted(known)).aggregate([("place", "min"), ("place", "count")])
     kinds = kinds.sort_by([("place_count", "descending"), ("place_min", "ascending")])
-    first = kinds["place_min"].to_pylist()[:_MAX_CORNERS]
-    spread = np.linspace(0, len(table) - 1, min(_MAX_CORNERS - len(first), len(table))).astype(int)
-    chosen = examples.select(["shard", "row", "shape"]).take(list(dict.fromkeys([*first, *spread])))
-    # The corners of a picture are not those of its padding.
-    box = Preprocessing.from_dict(dataset.preprocessing).box
+    rows = examples.select(["shard", "row", "path"]).take(kinds["place_min"][:_MAX_KINDS])
     return [
-        data_url(
-            _corners(images.read(row["shard"], row["row"]).crop(box(row["shape"], 1))),
-            _CORNERS_SIDE,
-        )
-        for row in chosen.to_pylist()
+        (data_url(images.read(row["shard"], row["row"]), _PICTURE_SIDE), row["path"])
+        for row in rows.to_pylist()
     ]
 
 
-def _corners(picture: Image.Image) -> Image.Image:
-    """Returns the four corners of a picture, each a quarter as wide and high, beside each other."""
-    width, height = (max(side // 4, 1) for side in picture.size)
-    joined = Image.new(picture.mode, (2 * width + 1, 2 * height + 1), "white")
-    for right, lower in itertools.product((0, 1), repeat=2):
-        left, upper = right * (picture.width - width), lower * (picture.height - height)
-        corner = picture.crop((left, upper, left + width, upper + height))
-        joined.paste(corner, (right * (width + 1), lower * (height + 1)))
-    return joined
-
-
-def classes_of_splits(dataset: Manifest, sizes: Mapping[str, int]) -> list[Bars]:
+def classes_of_splits(dataset: Manifest, sizes: Mapping[str, int]) -> list[page.Bars]:
     """Returns a chart of the class sizes for each split, or none if there are too many classes.
 
     `sizes` are the numbers of images of the splits.
     """
     charts = []
     for name, split in dataset.splits.items() if dataset.num_classes <= _MAX_BARS else ():
-        most, total = max(1, *split.label_counts), max(1, sizes[name])
-        bars = [
-            Bar(label, num / most, f"{num:,} ({100 * num / total:.0f} %)", place % NUM_COLOURS)
-            for place, (label, num) in enumerate(
-                zip(dataset.label_names, split.label_counts, strict=True)
-            )
-        ]
-        title = f"{name}: {sizes[name]:,} images"
-        told = f"Images by {dataset.label_kind.noun} in {name}: {described(bars)}"
-        charts.append(Bars(title=title, description=told, bars=bars))
+        counts = zip(dataset.label_names, split.label_counts, strict=True)
+        total = max(1, sizes[name])
+        bars = [(label, num, f"{num:,} ({100 * num / total:.0f} %)") for label, num in counts]
+        charts.append(page.Bars(f"{name}: {sizes[name]:,} images", bars))
     return charts
 
 
-def images_of_patients(examples: pa.Table) -> list[Chart]:
+def images_of_patients(examples: pa.Table) -> list[page.Bars]:
     """Returns a chart of patients by their number of images, or none if no patient is known."""
     sizes = pc.value_counts(examples["patient"].drop_null()).field("counts").to_numpy()
     if not len(sizes):
         return []
-    heights = np.trim_zeros(np.histogram(sizes, _PATIENT_EDGES)[0], "b")
-    bars = dict(zip(_PATIENT_BARS, heights.tolist(), strict=False))
-    title = "Patients by their number of images"
-    told = ", ".join(f"{height:,} with {name}" for name, height in bars.items() if height)
-    outline = steps(np.arange(len(bars) + 1) - 0.5, heights)
-    return [
-        Chart(
-            title=title,
-            description=f"{title}: {told}",
-            x=Axis.named("images of a patient", bars),
-            y=Axis.of("patients", 0, int(heights.max()), whole=True),
-            series=[Series("", outline, "area")],
-        )
-    ]
-
-
-def numbers(dataset: Manifest, examples: pa.Table) -> list[Chart]:
-    """Returns a histogram of the labels of each split, or none if they are not numbers."""
-    if not dataset.label_kind.is_number:
-        return []
-    values, (number,) = numbers_of(examples), dataset.label_names
-    splits = examples["split"].to_numpy()
-    names = [name for name, split in dataset.splits.items() if split.num_examples][:NUM_COLOURS]
-    groups = {name: values[splits == name] for name in names}
-    texts = {"title": number, "description": f"Histogram of {number}, by split", "axis": number}
-    low, top = values.min(), values.max()
-    top = top if top > low else low + 1
-    return [histograms(groups, low, top, unit="% of the split", **texts)]
+    counts = np.trim_zeros(np.histogram(sizes, _PATIENT_EDGES)[0], "b").tolist()
+    bars = [(name, n, f"{n:,}") for name, n in zip(_PATIENT_BARS, counts, strict=False)]
+    return [page.Bars("Patients by their number of images", bars)]

@@ -22,7 +22,6 @@ from tfrecord_io.format.examples import SITE, encode
 from tfrecord_io.format.groups import Groups
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
-from tfrecord_io.pages.charts import NUM_COLOURS, Bar, Bars, Chart, described, histograms
 
 _NUM_FOLDS = 5
 _MAX_CATEGORIES = 30
@@ -337,7 +336,7 @@ def section(dataset: Manifest, measures: Mapping[str, Any], examples: pa.Table) 
     return page.Section("side-facts", "Facts about the files", blocks)
 
 
-def side_facts_of_classes(measured: Mapping[str, Any] | None) -> list[Bars]:
+def side_facts_of_classes(measured: Mapping[str, Any] | None) -> list[page.Bars]:
     """Returns a chart of how well side facts predict the class, compared with guessing.
 
     Without the audit's measure `shortcuts` there is none.
@@ -345,33 +344,23 @@ def side_facts_of_classes(measured: Mapping[str, Any] | None) -> list[Bars]:
     if measured is None:
         return []
     signals = sorted(measured["by_signal"].items(), key=lambda item: -item[1])
-    values = [("all together", measured["accuracy"]), *signals]
-    chance = measured["chance"]
-    longest = max(chance, *(value for _, value in values))
-    bars = [Bar(name, value / longest, f"{100 * value:.0f} %") for name, value in values]
-    guessing = f"guessing {100 * chance:.0f} %"
-    told = f"Classes predicted correctly from facts about the file: {described(bars)}; {guessing}"
+    values = [("all together", measured["accuracy"]), *signals, ("guessing", measured["chance"])]
     title = "How often facts about the file alone predict the right class"
-    return [Bars(title=title, description=told, bars=bars, mark=(guessing, chance / longest))]
+    return [page.Bars(title, [(name, value, f"{100 * value:.0f} %") for name, value in values])]
 
 
-def brightness(dataset: Manifest, examples: pa.Table) -> list[Chart]:
-    """Returns a histogram of mean brightness, 0 to 255, for each class.
-
-    With more classes than colours, all classes share one histogram.
-    """
-    kind, values = dataset.label_kind, examples["brightness"].to_numpy()
-    groups = {f"all {kind.plural}": values}
-    if dataset.num_classes <= NUM_COLOURS:
-        has = kind.has(examples["label"].to_pylist(), dataset.label_names)
-        groups = {name: values[has[:, i]] for i, name in enumerate(dataset.label_names)}
-    texts = {
-        "title": "Mean brightness",
-        "description": "Histogram of the mean brightness of the images, by class",
-        "axis": "mean brightness of the image, 0 black to 255 white",
-        "unit": f"% of the {kind.noun}",
+def brightness(dataset: Manifest, examples: pa.Table) -> list[page.Bars]:
+    """Returns a chart of the median brightness of each class, or none without images."""
+    values, labels = examples["brightness"].to_numpy(), examples["label"].to_pylist()
+    has = dataset.label_kind.has(labels, dataset.label_names)[:, :_MAX_CLASSES]
+    names = dataset.label_names[:_MAX_CLASSES]
+    medians = {
+        name: float(np.median(values[chosen]))
+        for name, chosen in zip(names, has.T, strict=True)
+        if chosen.any()
     }
-    return [histograms(groups, 0.0, max(values.max(initial=0) * 1.02, 1.0), **texts)]
+    bars = [(name, median, f"{median:.0f}") for name, median in medians.items()]
+    return [page.Bars("Median brightness, 0 black to 255 white", bars)] if bars else []
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,6 @@ The template escapes all texts; a `Markup` is shown as it is. A text alone is a 
 from __future__ import annotations
 
 import functools
-import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -143,6 +142,13 @@ class Drawing(NamedTuple):
     svg: markupsafe.Markup
 
 
+class Bars(NamedTuple):
+    """A chart of horizontal bars: the name, the length and the value as text of each."""
+
+    title: str
+    bars: Sequence[tuple[str, float, str]]
+
+
 class Tile(NamedTuple):
     """A figure on top of a page: its name, its value and more about it."""
 
@@ -200,13 +206,13 @@ class Page(NamedTuple):
 
 
 @functools.cache
-def environment(*folders: Path) -> jinja2.Environment:
-    """Returns what compiles the templates of these folders and of this one, once in a process."""
+def environment() -> jinja2.Environment:
+    """Returns what compiles the templates, once in a process."""
     # Workers import this module and render no page.
     import jinja2
 
     templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*folders, Path(__file__).parent]),
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         # Names from the data cannot control a terminal; the page's own markup is kept.
         finalize=lambda text: printable(text) if type(text) is str else text,
@@ -243,19 +249,6 @@ def markup(text: str, *values: str) -> markupsafe.Markup:
     Markup('<b>1 &lt; 2</b>')
     """
     return markupsafe.Markup(text).format(*map(printable, values))
-
-
-def markdown(text: Any) -> Any:
-    r"""Returns a text that Markdown shows as it is, without markup, HTML and links.
-
-    >>> markdown("**<b>** [free](https://x.org)")
-    '\\*\\*&lt;b&gt;\\*\\* \\[free\\](https&#58;//x.org)'
-    """
-    if type(text) is not str:
-        return text
-    escaped = re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", html.escape(printable(text), quote=False))
-    # What becomes a link by itself, as on GitHub.
-    return re.sub(r":(?=//)|@|(?<=www)\.", lambda found: f"&#{ord(found[0])};", escaped)
 
 
 def spelled_out(label_names: Iterable[str]) -> str:

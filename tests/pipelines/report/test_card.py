@@ -1,10 +1,16 @@
 import re
 
 import planted_scans as planted
+import pyarrow as pa
 import pytest
 from builds import build_here
+from dataset_factory import bare_manifest
 from image_files import encoded, jpeg, rgb_pixels, scan_tree, write_tree
 from pages import Page, needs_chromium, require_good_page, require_shown
+
+from pipelines.report import card
+from tfrecord_io.format.manifest import Split
+from tfrecord_io.pages import page
 
 FLAGS = ("--image_size=96", "--max_reject_fraction=0.5")
 
@@ -18,7 +24,7 @@ def flawed_card(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(flawed_card):
+def parsed(flawed_card):
     return Page(flawed_card.read_text(encoding="utf-8"))
 
 
@@ -29,8 +35,8 @@ def test_the_page_stands_alone_and_names_each_reject_with_its_reason(flawed_card
     assert "not an image" in text
 
 
-def test_the_worst_comes_first_and_stands_open(page):
-    findings = [d for d in page.all("details") if "finding" in d.get("class", "")]
+def test_the_worst_comes_first_and_stands_open(parsed):
+    findings = [d for d in parsed.all("details") if "finding" in d.get("class", "")]
     severities = [d["class"].split()[-1] for d in findings]
     order = ["problem", "warning", "note", "good"]
     assert severities == sorted(severities, key=order.index)
@@ -71,8 +77,8 @@ def test_a_dataset_of_many_classes_and_colours_has_a_card_of_modest_size(tmp_pat
 def test_a_card_of_small_pictures_says_that_near_duplicates_were_not_looked_for(tmp_path):
     files = scan_tree({"train": 4, "test": 2}, classes=("CNV", "NORMAL"))
     out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", "--image_size=28")
-    page = (out / "report.html").read_text()
-    assert "The audit could not look for near duplicates" in page[: page.index("<main")]
+    text = (out / "report.html").read_text()
+    assert "The audit could not look for near duplicates" in text[: text.index("<main")]
 
 
 def test_a_short_list_of_cases_is_not_called_the_first_of_more(tmp_path):
@@ -83,9 +89,42 @@ def test_a_short_list_of_cases_is_not_called_the_first_of_more(tmp_path):
         for n, (c, s) in enumerate(zip("ABABABABA", sizes, strict=True))
     }
     out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
-    page = (out / "report.html").read_text()
-    assert "3 images are far larger or smaller than usual" in page
-    assert "are shown" not in page
+    text = (out / "report.html").read_text()
+    assert "3 images are far larger or smaller than usual" in text
+    assert "are shown" not in text
+
+
+@pytest.mark.parametrize(
+    ("patients", "bars"),
+    [
+        (["a"] + ["b"] * 2 + ["c"] * 2 + ["d"] * 7 + [None] * 50,
+         [("1", 1), ("2", 2), ("3", 0), ("4", 0), ("5–9", 1)]),
+        (["e"] * 120, [*((name, 0) for name in card._PATIENT_BARS[:-1]), ("100+", 1)]),
+    ],
+)  # fmt: skip
+def test_patients_are_counted_by_how_many_images_they_have(patients, bars):
+    (chart,) = card.images_of_patients(pa.table({"patient": patients}))
+    assert [bar[:2] for bar in chart.bars] == bars
+
+
+def dataset_of(label_names, **counts):
+    """Returns the manifest of a dataset of which nothing but its counts is known."""
+    splits = {name: Split(label_counts=tuple(each), shards=()) for name, each in counts.items()}
+    return bare_manifest(image_shape=(4, 4, 1), label_names=label_names, splits=splits)
+
+
+def test_a_class_has_a_bar_of_its_size_in_each_split():
+    dataset = dataset_of(["A", "B"], train=[1, 3], test=[0, 0])
+    train, test = card.classes_of_splits(dataset, {"train": 4, "test": 0})
+    assert train == ("train: 4 images", [("A", 1, "1 (25 %)"), ("B", 3, "3 (75 %)")])
+    assert "--length: 0.333" in page.show(train)
+    assert "--length: 0.000" in page.show(test)
+
+
+def test_what_is_not_known_or_too_much_is_not_drawn():
+    many = dataset_of([f"class {n}" for n in range(99)], train=[1] * 99)
+    assert card.classes_of_splits(many, {"train": 99}) == []
+    assert card.images_of_patients(pa.table({"patient": pa.nulls(2, pa.string())})) == []
 
 
 # ---- in a browser

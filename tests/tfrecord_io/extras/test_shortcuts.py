@@ -5,6 +5,7 @@ import planted_scans as planted
 import pyarrow as pa
 import pytest
 from builds import build_of
+from dataset_factory import bare_manifest
 from image_files import scans_of
 
 from tfrecord_io import __main__ as command_line
@@ -94,3 +95,19 @@ def test_what_only_names_the_patient_is_not_counted_as_telling_the_class():
     # One class or no side fact gives no figure.
     assert measured(table, np.zeros_like(labels)) is None
     assert measured(table.select(["patient"]), labels) is None
+
+
+def test_facts_stand_beside_guessing_the_strongest_first():
+    measured = {"chance": 0.25, "accuracy": 0.5, "by_signal": {"size": 0.2, "border": 0.4}}
+    (chart,) = shortcuts.side_facts_of_classes(measured)
+    assert [(name, value) for name, _, value in chart.bars] == [
+        ("all together", "50 %"), ("border", "40 %"), ("size", "20 %"), ("guessing", "25 %"),
+    ]  # fmt: skip
+    assert shortcuts.side_facts_of_classes(None) == []
+
+
+def test_brightness_is_the_median_of_each_class():
+    dataset = bare_manifest(image_shape=(4, 4, 1), label_names=["A", "B", "C"], splits={})
+    table = pa.table({"label": ["A", "A", "A", "B"], "brightness": [1.0, 2.0, 99.0, 7.0]})
+    (chart,) = shortcuts.brightness(dataset, table)
+    assert chart.bars == [("A", 2.0, "2"), ("B", 7.0, "7")]
