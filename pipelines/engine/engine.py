@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import logging
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
     """Returns an empty pipeline on the chosen engine: by default, all cores of this machine.
 
     Raises:
-        errors.UserError: for a mode that loses records, or flags that the engine refuses.
+        errors.UserError: for a mode that loses records, or flags that Beam refuses.
         errors.BuildError: if the job server does not answer.
     """
     options = PipelineOptions(list(beam_args), save_main_session=False)
@@ -64,10 +65,9 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
         _require_job_server(options.view_as(PortableOptions).job_endpoint)
         # With --setup_file, Beam runs setup.py to make an archive of this package for the workers.
         os.environ["SCAN_TFRECORDS_WORKER"] = "1"
-        try:
+        with _clear_flag_errors(beam_args):
+            add_steps(beam.Pipeline(options=options), (), None, None)  # Beam checks the graph
             return beam.Pipeline(options=options)
-        except ValueError as error:
-            raise errors.UserError(str(error)) from None
     # Beam's `DirectRunner` first tries to download another engine, and hangs behind a proxy that
     # does not answer; then it falls back to FnApiRunner, which is used here directly. It runs in
     # this process and opens no port; `WriteShards` starts the worker processes.
@@ -82,7 +82,20 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
     # Beam makes a temporary folder for a pipeline and removes it after the run, but a complete
     # output needs no run.
     atexit.register(shutil.rmtree, pipeline.local_tempdir, ignore_errors=True)
+    if for_beam := beam_flags.for_beam_alone(beam_args):
+        # A run without a task finds what Beam refuses, before a file is read.
+        with _clear_flag_errors(for_beam), beam.Pipeline(FnApiRunner(), options=options) as trial:
+            add_steps(trial, (), None, num_processes(beam_args))
     return pipeline
+
+
+@contextlib.contextmanager
+def _clear_flag_errors(beam_args: Sequence[str]) -> Iterator[None]:
+    """Turns any error of Beam over its flags into a `UserError` with Beam's words."""
+    try:
+        yield
+    except Exception as error:
+        raise errors.UserError(f"Beam refuses {shlex.join(beam_args)}: {error}") from None
 
 
 def num_processes(beam_args: Sequence[str]) -> int | None:
@@ -184,19 +197,26 @@ def clear_errors(runner: PipelineRunner) -> Iterator[None]:
         raise errors.BuildError(message) from error
 
 
-def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
-    """Raises for a flag that neither the build nor Beam knows; Beam alone would only warn.
+def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> list[str]:
+    """Refuses a flag that neither the build nor Beam knows; Beam alone would only warn.
+
+    Returns:
+        the flags, without those that say what Beam does anyhow, such as `--pipeline_type_check`,
+        of which it knows the negation alone.
 
     Raises:
         errors.UserError: naming the flag and the most similar known one.
     """
     found, unknown = _beams_parser().parse_known_args(list(beam_args))
-    if unknown:
+    defaults = {f"--{name}" for name, value in vars(found).items() if value is True}
+    needless = defaults.intersection(unknown)
+    if unknown := [flag for flag in unknown if flag not in needless]:
         flag = unknown[0].split("=")[0]
         if not flag.startswith("-"):
             raise errors.UserError(f"unknown argument {flag}; did you mean --input {flag}?")
         known = [*own_flags, *(f"--{name}" for name in vars(found))]
         raise errors.UserError(f"unknown flag {flag}{flags.meant(flag, known) or '; see --help'}")
+    return [arg for arg in beam_args if arg not in needless]
 
 
 @functools.cache
@@ -209,9 +229,27 @@ def _beams_parser() -> argparse.ArgumentParser:
     return parsers[0]
 
 
+def add_steps(
+    pipeline: beam.Pipeline,
+    tasks: Sequence[ShardTask],
+    build: Build | None,
+    num_processes: int | None,
+) -> None:
+    """Adds to an empty pipeline the steps that write shards and finish the dataset.
+
+    For `num_processes` see `WriteShards`; `build` is None in a pipeline that is not run.
+    """
+    (
+        pipeline
+        | "Tasks" >> beam.Create(tasks)
+        | "WriteShards" >> WriteShards(build, num_processes)
+        | "FinishDataset" >> FinishDataset(build, num_processes)
+    )
+
+
 @beam.ptransform_fn
 def WriteShards(  # noqa: N802
-    tasks: beam.PCollection, build: Build, num_processes: int | None = None
+    tasks: beam.PCollection, build: Build | None, num_processes: int | None = None
 ) -> beam.PCollection:
     """Turns shard tasks into shard files, and yields (name of the dataset, what was written).
 
@@ -266,7 +304,7 @@ class _WriteHere(beam.DoFn):
 
 @beam.ptransform_fn
 def FinishDataset(  # noqa: N802
-    done: beam.PCollection, build: Build, num_processes: int | None = None
+    done: beam.PCollection, build: Build | None, num_processes: int | None = None
 ) -> beam.PCollection:
     """Finishes the dataset once all tasks are done; for `num_processes` see `WriteShards`."""
     finish = beam.Map(_finish, build, num_processes is not None)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipelines import errors, workers
-from pipelines.options import BuildOptions
+from pipelines.options import FLAG_NAMES, BuildOptions
 from pipelines.planning.plan import ShardTask
 from pipelines.stores import beam_flags
 from pipelines.stores.output_folder import PLAN_JSON
@@ -32,7 +32,7 @@ _LOCAL_SECONDS = 0.5
 _REMOTE_SECONDS = 15.0
 
 
-def start(options: BuildOptions, *, needs_workers: bool) -> list[str]:
+def start(options: BuildOptions) -> list[str]:
     """Imports Beam, and starts local worker processes meanwhile if the job needs some.
 
     Returns:
@@ -46,11 +46,11 @@ def start(options: BuildOptions, *, needs_workers: bool) -> list[str]:
     needs_none = any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in beam_args)
     # The workers' server process imports while this one imports Beam. A worker renders the card.
     modules = ["pipelines.build_tfrecords", "pipelines.report.card"]
-    workers.preload(modules, start_now=needs_workers and not needs_none)
+    workers.preload(modules, start_now=not (needs_none or options.preview.preview))
     _import_beam()
     from pipelines.engine import engine
 
-    engine.check_flags(beam_args, options.flag_names)
+    beam_args = engine.check_flags(beam_args, FLAG_NAMES)
     if passed := beam_flags.for_beam_alone(beam_args):
         print(f"passed to Beam: {shlex.join(passed)}")
     return beam_args

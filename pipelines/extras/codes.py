@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,8 +43,6 @@ NAMES_SCHEMA = pa.schema([(name, pa.large_string()) for name in _NAMES])
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Whether codes stand for names."""
-
-    heading: ClassVar = "output"
 
     anonymize: Path | None = flag(
         None,

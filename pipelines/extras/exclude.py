@@ -12,7 +12,6 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +31,6 @@ from tfrecord_io.terminal.spelling import found_in, one_form
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Which table names the patients and files to leave out."""
-
-    heading: ClassVar = "input"
 
     exclude: Path | None = flag(
         None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sized
-from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +18,6 @@ from tfrecord_io.terminal.printing import counted, printable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Whether to build at all."""
-
-    heading: ClassVar = "output"
 
     preview: bool = flag(False, "say what would be made, and write nothing")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
 
 import pyarrow as pa
 
@@ -20,8 +19,6 @@ from tfrecord_io.terminal.spelling import in_one_form, written
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """New names of classes."""
-
-    heading: ClassVar = "input"
 
     rename_classes: dict[str, str] | None = flag(
         None,

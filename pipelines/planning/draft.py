@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from pipelines import errors
 from pipelines.listing.images import Images
+from pipelines.listing.refs import counts_of
 from pipelines.stores.output_folder import fingerprint
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
@@ -68,6 +73,30 @@ def make_draft(
         versions=decoder,
         label_kind=label_kind,
     )
+
+
+def with_counts(draft: Manifest, images: Images, planned: pa.Table, dropped: pa.Table) -> Manifest:
+    """Returns the manifest with what became of the files so far, and what was noted.
+
+    `planned` are the images in the order of their records, as `make_plan` returns them, and
+    `dropped` those that `assign_splits` left out.
+    """
+    ledger, num_copies = images.ledger, int(np.count_nonzero(planned["variant"]))
+    counts = {
+        "files": ledger.num_files,
+        "copies": ledger.copies,
+        "ignored": dict(ledger.ignored),
+        **({"excluded": ledger.excluded} if ledger.excluded else {}),
+        "dropped": dict(sorted(counts_of(dropped["reason"]).items())),
+        "over_limit": images.table.num_rows - (planned.num_rows - num_copies),
+        **({"variants": num_copies} if num_copies else {}),
+    }
+    audit = {
+        "notes": [note.text for note in ledger.notes if note.is_stored],
+        "layout": [list(level) for level in images.layout],
+        "split_seed": images.split_seed,
+    }
+    return dataclasses.replace(draft, counts=counts, audit=audit)
 
 
 def name_of(source: Mapping[str, Any]) -> str:

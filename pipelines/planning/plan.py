@@ -22,8 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing.images import Images
-from pipelines.listing.refs import counts_of
 from pipelines.planning.splits import LARGEST_SEED
 from pipelines.stores.output_folder import PLAN_FILE, PLAN_JSON
 from tfrecord_io.decoding import augment
@@ -235,32 +233,6 @@ def make_plan(
     planned = refs.take(np.concatenate(list(rows_of.values())))
     planned = planned.append_column("variant", pa.array(np.concatenate(variants)))
     return planned.combine_chunks(), tuple(tasks)
-
-
-def with_counts(
-    draft: manifest.Manifest, images: Images, planned: pa.Table, dropped: pa.Table
-) -> manifest.Manifest:
-    """Returns the manifest with what became of the files so far, and what was noted.
-
-    `planned` are the images in the order of their records, as `make_plan` returns them, and
-    `dropped` those that `assign_splits` left out.
-    """
-    ledger, num_copies = images.ledger, int(np.count_nonzero(planned["variant"]))
-    counts = {
-        "files": ledger.num_files,
-        "copies": ledger.copies,
-        "ignored": dict(ledger.ignored),
-        **({"excluded": ledger.excluded} if ledger.excluded else {}),
-        "dropped": dict(sorted(counts_of(dropped["reason"]).items())),
-        "over_limit": images.table.num_rows - (planned.num_rows - num_copies),
-        **({"variants": num_copies} if num_copies else {}),
-    }
-    audit = {
-        "notes": [note.text for note in ledger.notes if note.is_stored],
-        "layout": [list(level) for level in images.layout],
-        "split_seed": images.split_seed,
-    }
-    return dataclasses.replace(draft, counts=counts, audit=audit)
 
 
 def shard_counts(num_examples: int, num_shards: int) -> list[int]:

@@ -111,11 +111,10 @@ def prepare_flags(argv: Sequence[str]):
 
 
 def parsed(argv: Sequence[str] = ()):
-    """Returns the options of a build, with those of the extras."""
-    from pipelines.build_tfrecords import EXTRAS
+    """Returns the options of a build."""
     from pipelines.options import parse_options
 
-    return parse_options(argv, EXTRAS)
+    return parse_options(argv)
 
 
 def run_build_here(source: Path, output: Path | str, *more: str) -> int:

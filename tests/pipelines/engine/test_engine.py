@@ -5,10 +5,11 @@ import apache_beam as beam
 import pytest
 from apache_beam.runners.portability.flink_runner import FlinkRunner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from builds import IN_MEMORY, parsed, prepare
+from builds import IN_MEMORY, prepare
 
 from pipelines import errors
 from pipelines.engine import engine
+from pipelines.options import FLAG_NAMES
 
 CORES = len(os.sched_getaffinity(0))
 LOCAL = ["DirectRunner", "directrunner", "FnApiRunner", "BundleBasedDirectRunner", "direct"]
@@ -48,14 +49,35 @@ def test_the_number_of_worker_processes_can_be_told(flags, num_processes):
     ],
 )
 def test_a_flag_that_nobody_knows_is_named_with_what_may_have_been_meant(flags, message):
-    engine.check_flags(["--runner=FlinkRunner", "--region", "west"], parsed().flag_names)
+    engine.check_flags(["--runner=FlinkRunner", "--region", "west"], FLAG_NAMES)
     with pytest.raises(errors.UserError, match=message):
-        engine.check_flags(flags, parsed().flag_names)
+        engine.check_flags(flags, FLAG_NAMES)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--runner=InteractiveRunner",
+        "--runner=NoSuchRunner",
+        "--type_check_strictness=ALL_REQUIRED",
+        "--runner=PortableRunner --type_check_strictness=ALL_REQUIRED",
+        "--update_compatibility_version=2.50.0",
+        "--runtime_type_check --performance_runtime_type_check",
+    ],
+)
+def test_what_beam_refuses_is_wrong_usage_in_its_words(flags):
+    with pytest.raises(errors.UserError, match=f"Beam refuses {flags}: "):
+        engine.make_pipeline(flags.split())
+
+
+def test_a_flag_that_says_what_beam_does_anyhow_is_known():
+    given = ["--pipeline_type_check", "--direct_num_workers=2"]
+    assert engine.check_flags(given, FLAG_NAMES) == given[1:]
 
 
 def test_a_value_that_beam_cannot_read_is_wrong_usage_in_a_few_lines(capsys):
     with pytest.raises(SystemExit) as raised:
-        engine.check_flags(["--direct_num_workers=many"], parsed().flag_names)
+        engine.check_flags(["--direct_num_workers=many"], FLAG_NAMES)
     assert raised.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2

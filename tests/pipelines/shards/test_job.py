@@ -2,7 +2,7 @@ import os
 import shutil
 
 import pytest
-from builds import build_here, parsed, prepare, prepare_flags
+from builds import build_here, prepare, prepare_flags
 from image_files import (
     kermany_archive,
     pack,
@@ -13,6 +13,7 @@ from image_files import (
 )
 
 from pipelines import errors
+from pipelines.options import FLAG_NAMES
 
 TREE = scan_tree({"train": 4, "test": 2})
 
@@ -60,7 +61,7 @@ def test_what_decides_the_bytes_is_named_as_its_flag_is(archive, tmp_path):
             "label_kind",
             "augmentation",
         }
-        assert {f"--{name}" for name in names} <= set(parsed().flag_names)
+        assert {f"--{name}" for name in names} <= set(FLAG_NAMES)
 
 
 def test_what_does_not_decide_the_bytes_is_no_part_of_the_identity(archive, tmp_path):
