@@ -20,7 +20,6 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format import shapes
-from tfrecord_io.format.kinds import CLASSES
 from tfrecord_io.format.manifest import FILE_NAME as MANIFEST_NAME
 from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal import flags
@@ -45,7 +44,7 @@ from train.results.options import MeasureOptions
 
 if TYPE_CHECKING:
     from train.kinds.task import Task
-    from train.results.examples import Predict
+    from train.results.mistakes import Predict
     from train.results.predictions import Predictions
 
 _BATCH_SIZE = 64
@@ -182,35 +181,32 @@ def _require_fit(
             f"the kind {classifier.task.kind.name}; give a dataset with such labels"
         )
     if unknown := [name for name in manifest.label_names if name not in known]:
-        how = rename_example(unknown, known)
-        if kind == CLASSES and "=NAME" in how:
-            how += "; --classes with the classes to keep leaves out the images of the others"
         raise UserError(
             f"{data} has the {kind.plural} {listed(unknown, 10)}, which the model of {run} does "
             f"not know; it knows {listed(known, 10)}. Build the dataset with these names: "
-            f"{command('build')} ... {how}"
+            f"{command('build')} ... {rename_example(unknown, known)}; --classes with the classes "
+            "to keep leaves out the images of the others"
         )
-    ours = classifier.preprocessing.identity()
     if not manifest.preprocessing:
         raise UserError(
             f"the manifest of {data} does not say how files became its images, so it cannot be "
             "compared with the training images; build it again with this program"
         )
+    ours = classifier.preprocessing.identity()
     theirs = Preprocessing.from_dict(manifest.preprocessing).identity()
-    given = dict(ours)
-    given["image_size"] = "x".join(map(str, ours["image_size"]))
-    if ours["window"]:
-        given["window"] = "{:g},{:g}".format(*ours["window"])
     if changed := differences(ours, theirs, "in training", "here"):
+        size, window = ours["image_size"], ours["window"]
+        flags_of = ours | {"image_size": "x".join(map(str, size))}
+        flags_of |= {"window": "{:g},{:g}".format(*window) if window else None}
         how = [
             f"without --{name}" if value is None else f"with --{name} {value}"
-            for name, value in given.items()
+            for name, value in flags_of.items()
             if ours[name] != theirs[name]
-        ] or ["with the options of the training dataset"]
+        ]
         raise UserError(
             f"{data} was preprocessed in another way than the training images of {run}:\n  "
             + "\n  ".join(changed)
-            + f"\nBuild it {', '.join(how)}"
+            + f"\nBuild it {', '.join(how) or 'with the options of the training dataset'}"
         )
 
 

@@ -1,7 +1,7 @@
-"""For those who have several runs: what differs between them, and whether one is better.
+"""Compares runs: what differs between them, and whether one is better.
 
-A table in the terminal and the same as a page; nothing else is kept. The paired difference of two
-runs draws patients, each with the answers of both, so it is narrower than two intervals say.
+A table in the terminal and the same as a page. The paired difference of two runs draws patients,
+each with the answers of both, so it is narrower than two intervals say.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from tfrecord_io.terminal.printing import printable
 from train.extras.bucket import open_run
 from train.machine import console
 from train.machine.places import METRICS_NAME
-
-_SAME = "the settings and the dataset are the same"
 
 
 class Measured(NamedTuple):
@@ -58,12 +56,12 @@ def read(run: str) -> Measured:
     settings = content.get("config") or {}
     if (inside := folder.resolve().parent).name == "evaluation":
         settings = read_json(inside.parent / "config.json").get("config") or {}
+    if metrics and not metrics.get("split"):
+        raise UserError(
+            f"{run} was not measured: its dataset has no images besides the training images; "
+            f"{command('evaluate')} measures it on another one"
+        )
     try:
-        if metrics and not metrics["split"]:
-            raise UserError(
-                f"{run} was not measured: its dataset has no images besides the training images; "
-                f"{command('evaluate')} measures it on another one"
-            )
         with np.load(folder / EXACT_NAME) as exact:
             arrays = dict(exact)
         keys = np.char.add(arrays.pop("keys"), arrays.pop("files"))
@@ -73,14 +71,15 @@ def read(run: str) -> Measured:
         data = f"{dataset['name']} ({dataset['fingerprint'][:8]})"
         seen = metrics["seen_images"] if metrics.get("include_seen") else 0
         measured_on = {"dataset": data, "split": metrics["split"], "seen before": seen}
-        named = [name and f"patient {name}" for name in patients]
-        people = {key: name or key for key, name in zip(keys, named, strict=True)}
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{run}: expected the folder of a finished run, or of an evaluation in one, with "
             f"{METRICS_NAME} and predictions; {command('train')} or {command('evaluate')} writes "
             f"them ({error})"
         ) from None
+    people = {
+        key: f"patient {name}" if name else key for key, name in zip(keys, patients, strict=True)
+    }
     return Measured(run, settings, measured_on, metrics, keys, people, answers)
 
 
@@ -92,13 +91,19 @@ def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[page
     names = [run.name for run in runs]
     unknown = [run.name for run in runs if not run.settings]
     facts = [run.measured_on if unknown else run.settings | run.measured_on for run in runs]
-    every = dict.fromkeys(itertools.chain(*facts))
-    table = {name: [str(page.plain(some.get(name))) for some in facts] for name in every}
-    changed = [[name, *values] for name, values in table.items() if len(set(values)) > 1]
-    note = "" if changed else _SAME
+    table = [
+        [name, *(str(page.plain(of_run.get(name))) for of_run in facts)]
+        for name in dict.fromkeys(itertools.chain(*facts))
+    ]
+    changed = [row for row in table if len(set(row[1:])) > 1]
+    notes = []
     if unknown:
-        note = f"the settings of the network are not beside {', '.join(unknown)}"
-    yield _section("What differs", ["", *names], changed, note)
+        notes.append(f"the settings of the network are not beside {', '.join(unknown)}")
+    if any(row[0] == "dataset" for row in changed):
+        notes.append(f"{command('diff')} OLD NEW tells how datasets differ")
+    if not (changed or notes):
+        notes.append("the settings and the dataset are the same")
+    yield _section("What differs", ["", *names], changed, "; ".join(notes))
     tasks = [task_of(kind_in(run.metrics)) for run in runs]
     labels = [f"sensitivity/{label}" for run in runs for label in run.metrics["label_counts"]]
     shown = [*dict.fromkeys(labels)][: words.MAX_CLASSES]
@@ -107,13 +112,10 @@ def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[page
     for name in wanted:
         scores = [run.metrics["scores"].get(name) for run in runs]
         if any(scores):
-            tell = words.form_of(name)
-            told = (words.with_interval(each, tell, "") if each else "–" for each in scores)
-            figures.append([words.title_of(name), *told])
-    note = ""
-    if hidden := len({*labels}) - len(shown):
-        note = f"the sensitivities of {hidden:,} more are in the metrics.json of each"
-    yield _section("What was measured, with 95 % intervals", ["", *names], figures, note)
+            form = words.form_of(name)
+            cells = (words.with_interval(each, form, "") if each else "–" for each in scores)
+            figures.append([words.title_of(name), *cells])
+    yield _section("What was measured, with 95 % intervals", ["", *names], figures)
     for other in runs[1:]:
         yield _difference(tasks[0], runs[0], other, num_samples)
 
@@ -131,32 +133,23 @@ def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -
     from train.results.bootstrap import with_intervals
 
     title = f"Difference: {other.name} minus {first.name}"
-    pair, common = (first, other), np.intersect1d(first.keys, other.keys)
-    rows = [np.flatnonzero(np.isin(run.keys, common)) for run in pair]
-    keys = [run.keys[places] for run, places in zip(pair, rows, strict=True)]
-    answers = [run.answers.take(places) for run, places in zip(pair, rows, strict=True)]
-    truths = [
-        dict(zip(some.tolist(), each.truths.tolist(), strict=True))
-        for some, each in zip(keys, answers, strict=True)
-    ]
+    names, theirs = first.answers.label_names, other.answers.label_names
+    if kind_in(first.metrics) != kind_in(other.metrics) or set(names) != set(theirs):
+        return _section(title, [], [], "their labels are of different kinds or names")
+    common, ours, at = np.intersect1d(first.keys, other.keys, return_indices=True)
     if not len(common):
         return _section(title, [], [], "they have measured no file in common")
-    if kind_in(first.metrics) != kind_in(other.metrics):
-        return _section(title, [], [], "their labels are of different kinds")
-    if first.answers.label_names != other.answers.label_names or truths[0] != truths[1]:
-        return _section(title, [], [], "their classes, or the labels of an image, differ")
-    people = [first.people[key] for some in keys for key in some]
-    _, groups = np.unique(people, return_inverse=True)
-    half = len(rows[0])
+    answers = [first.answers.take(ours), _in_order(other.answers.take(at), names)]
+    if not np.array_equal(answers[0].truths, answers[1].truths):
+        return _section(title, [], [], "the labels of an image differ")
+    _, groups = np.unique([first.people[key] for key in common], return_inverse=True)
 
     def measure(weights: np.ndarray) -> dict[str, np.ndarray]:
-        halves = zip(answers, (weights[:, :half], weights[:, half:]), strict=True)
-        before, after = (task.score(*each) for each in halves)
+        before, after = (task.score(each, weights) for each in answers)
         # Names of no measure, which have no limits: a difference is between -1 and 1.
         return {f"- {n}": after[n] - before[n] for n in task.run_measures if n in after}
 
-    sizes = {"sizes": np.bincount(groups[:half]), "num_samples": num_samples}
-    found = with_intervals(measure, groups, {}, seed=0, **sizes)
+    found = with_intervals(measure, groups, {}, num_samples=num_samples, seed=0)
     table = []
     for name, score in found.items():
         unit, scale = (" points", 100) if words.known(name[2:]).unit == "share" else ("", 1)
@@ -168,13 +161,18 @@ def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -
         verdict = "clear" if is_known and score["low"] * score["high"] > 0 else "may be chance"
         interval = f"{low} to {high}{unit}" if is_known else "–"
         table.append([words.title_of(name[2:]), f"{value}{unit}", interval, verdict])
-    patients = {name for name in people if name.startswith("patient ")}
-    told = words.images_of(len(common), len(patients))
-    columns = ["", "difference", "95 % interval", ""]
-    note = f"on {told} that both have measured"
-    if left_out := [words.title_of(n) for n in task.run_measures if f"- {n}" not in found]:
-        note += f"; without the {', '.join(left_out)}"
-    return _section(title, columns, table, note)
+    patients = {first.people[key] for key in common if first.people[key] != key}
+    note = f"on {words.images_of(len(common), len(patients))} that both have measured"
+    return _section(title, ["", "difference", "95 % interval", ""], table, note)
+
+
+def _in_order(answers: Any, names: Sequence[str]) -> Any:
+    """Returns answers with their labels in another order."""
+    order = [answers.label_names.index(name) for name in names]
+    truths = answers.truths
+    truths = truths[:, order] if truths.ndim == 2 else np.argsort(order)[truths]
+    probabilities = answers.probabilities[:, order]
+    return type(answers)(probabilities=probabilities, truths=truths, label_names=tuple(names))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

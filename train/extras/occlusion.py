@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image
 
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.format import visible
@@ -23,7 +23,7 @@ from train.results.classifier import Classifier, Prediction, pixels_of, predict_
 
 if TYPE_CHECKING:
     from train.kinds.task import OneAnswer
-    from train.results.examples import Explanation, Predict
+    from train.results.mistakes import Explanation, Predict
 
 #: Colours of the overlay, for parts that speak for the answer and against it: the red and the blue
 #: ends of ColorBrewer's RdBu, which colour-blind readers can tell apart.
@@ -36,9 +36,6 @@ _MAX_OPACITY = 0.65
 # efficientnet_lite0 at 224 pixels. Small images get larger batches, which take half the time, and
 # large ones smaller batches, so that a machine has enough memory for each.
 _MAX_BATCH, _MAX_PIXELS = 64, 16 * 224 * 224
-
-# Longer side of each picture in a file.
-_MAP_SIDE = 480
 
 # Approximate number of places of the patch; those at the edges may exceed it.
 _NUM_PLACES = 144
@@ -115,30 +112,9 @@ def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
     return ((1 - opacity) * grey + opacity * colour).round().astype(np.uint8)
 
 
-def draw_map(image: np.ndarray, drops: np.ndarray, answer: str) -> Image.Image:
-    """Returns pictures of a stored image without and under its `occlusion_map`.
-
-    A caption names the answer that the map is about, and the largest drop.
-    """
-    size, how = (_MAP_SIDE, _MAP_SIDE), Image.Resampling.LANCZOS
-    pictures = visible.picture(image), visible.picture(overlay(image, drops))
-    sides = [ImageOps.contain(side.convert("RGB"), size, how) for side in pictures]
-    width, height = sides[0].size
-    sheet = Image.new("RGB", (max(2 * width + 10, _MAP_SIDE), height + 52), "white")
-    for place, side in enumerate(sides):
-        sheet.paste(side, (place * (width + 10), 0))
-    caption = (
-        f"{printable(answer)}: covering a red part lowers the answer, a blue part raises it,\n"
-        f"by up to {np.abs(drops).max():.3g}"
-    )
-    font = ImageFont.load_default(16)
-    ImageDraw.Draw(sheet).multiline_text((4, height + 4), caption, "black", font)
-    return sheet
-
-
 def explain(predict: Predict) -> Explanation:
     """Returns what a page shows beside mistakes: a map, which costs about 150 predictions each."""
-    from train.results.examples import Explanation
+    from train.results.mistakes import Explanation
 
     def picture(image: np.ndarray, answer: OneAnswer) -> Image.Image:
         drops = occlusion_map(predict, image, answer.output)
@@ -181,6 +157,6 @@ def write_maps(folder: Path, classifier: Classifier, predictions: Sequence[Predi
         # Files of several folders may share a name. A name of a file has at most 255 bytes.
         stem = os.fsencode(prediction.path.stem)[:200].decode(errors="ignore")
         path = folder / f"{index:04d}-{stem}.png"
+        visible.picture(overlay(image, drops)).save(path)
         answer = f"{names[output]} {prediction.probabilities[output]:.1%}"
-        draw_map(image, drops, answer).save(path)
-        print(printable(str(path)), file=sys.stderr)
+        print(printable(f"{path}: what speaks for {answer} is red"), file=sys.stderr)

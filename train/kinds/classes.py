@@ -157,9 +157,9 @@ class Classes(Task):
         columns = ["truth → answer", "images (share of the class)"]
         return page.Table(title, columns, rows, look="matrix")
 
-    def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
         given = self.chosen(answers.probabilities)
-        return answers.probabilities.max(-1), given == answers.truths, given
+        return answers.probabilities.max(-1), given == answers.truths
 
     def one_answer(self, answers: Answers, number: int) -> OneAnswer:
         names, of_image = answers.label_names, answers.probabilities[number]

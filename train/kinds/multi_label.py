@@ -149,11 +149,10 @@ class MultiLabel(Task):
         columns = ["label ↓ answer →", *given]
         return page.Table("Answers for each label", columns, rows, look="matrix")
 
-    def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
         called = self.chosen(answers.probabilities)
         sure = np.where(called, answers.probabilities, 1 - answers.probabilities)
-        labels = np.where(called, np.arange(called.shape[1]), -1)
-        return sure.ravel(), (called == answers.truths).ravel(), labels.ravel()
+        return sure.ravel(), (called == answers.truths).ravel()
 
     def one_answer(self, answers: Answers, number: int) -> OneAnswer:
         place, output = divmod(number, len(answers.label_names))

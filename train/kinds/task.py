@@ -284,26 +284,16 @@ class Task(abc.ABC):
     def table_of_answers(self, metrics: Mapping[str, Any]) -> page.Table:
         """Returns a table of answers; of many classes, one of the most frequent mistakes."""
 
-    def examples(self, answers: Answers, most: int) -> dict[str, list[OneAnswer]]:
-        """Returns the surest `wrong` answers, and half as many `right` and `unsure` ones.
-
-        The right ones are the surest for each label, the unsure ones the least sure of all.
-        """
-        sure, is_right, labels = self.sureness(answers)
+    def mistakes(self, answers: Answers, most: int) -> list[OneAnswer]:
+        """Returns the wrong answers with the highest probabilities."""
+        sure, is_right = self.sureness(answers)
         order = np.argsort(-sure, kind="stable")
-        right = order[is_right[order] & (labels[order] >= 0)]
-        _, firsts = np.unique(labels[right], return_index=True)
-        wrong, half = order[~is_right[order]], most // 2
-        right = right[np.sort(firsts)]
-        chosen = {"wrong": wrong[:most], "right": right[:half], "unsure": order[::-1][:half]}
-        return {
-            name: [self.one_answer(answers, int(number)) for number in numbers]
-            for name, numbers in chosen.items()
-        }
+        wrong = order[~is_right[order]][:most]
+        return [self.one_answer(answers, number) for number in wrong.tolist()]
 
     @abc.abstractmethod
-    def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the probability of each answer, if it is right, and its label (-1: not there)."""
+    def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the probability of each answer, and whether it is right."""
 
     @abc.abstractmethod
     def one_answer(self, answers: Answers, number: int) -> OneAnswer:

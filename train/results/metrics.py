@@ -276,7 +276,7 @@ def _notes(result: Mapping[str, Any], units: Sequence[str]) -> list[str]:
     """Returns sentences about what limits the figures; `units` are those of unknown patients."""
     notes = []
     by, num_groups = result["bootstrap_by"], result["num_groups"]
-    num_samples, num_area_samples = result["bootstrap_samples"], result["auc_bootstrap_samples"]
+    num_samples = result["bootstrap_samples"]
     behind = {printable(name): num for name, num in result["label_groups"].items()}
     if units:
         notes.append(
@@ -304,11 +304,5 @@ def _notes(result: Mapping[str, Any], units: Sequence[str]) -> list[str]:
         notes.append(
             f"fewer than {FEW_BEHIND} {units} are behind the figures of {listed(rare)}, so these "
             "say little"
-        )
-    if num_area_samples < num_samples:
-        cost = f"{result['num_examples']:,} images in {len(result['label_counts']):,} labels"
-        notes.append(
-            f"the intervals of the areas under the curve use {num_area_samples} resamples instead "
-            f"of {num_samples}, to limit the time for {cost}"
         )
     return notes

@@ -29,7 +29,7 @@ from train.machine.devices import versions
 from train.machine.places import METRICS_NAME, PAGE_NAME
 from train.results import sections
 from train.results.charts import write_charts
-from train.results.examples import MAX_EXPLAINED, Explanation, ShownAnswer, find_examples
+from train.results.mistakes import MAX_EXPLAINED, Explanation, ShownAnswer, find_mistakes
 from train.results.predictions import Predictions, write_predictions
 
 # Files beside the page that it names, as far as they are there, and what they hold.
@@ -60,7 +60,7 @@ class Result:
         is_copy: whether the folder is uploaded to a URL, from which no link leads to the dataset.
         facts: on the network and how the page was made, by the title of their frame.
         charts: by name, see `charts.write_charts`.
-        examples: answers with their images, as `Task.examples` names them.
+        mistakes: the surest ones, with their images.
         legend: how to read the pictures that explain mistakes.
     """
 
@@ -75,7 +75,7 @@ class Result:
     is_copy: bool = False
     facts: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     charts: Mapping[str, page.Drawing] = dataclasses.field(default_factory=dict)
-    examples: Mapping[str, Sequence[ShownAnswer]] = dataclasses.field(default_factory=dict)
+    mistakes: Sequence[ShownAnswer] = ()
     legend: str = ""
 
     # What a kind of result says of itself.
@@ -173,13 +173,14 @@ class Result:
         if predictions:
             write_predictions(directory, predictions)
         with stage("page, with maps of what mattered" if explanation else "page"):
+            mistakes = []
+            if predictions:
+                mistakes = find_mistakes(predictions, explanation, num_explained)
             result = dataclasses.replace(
                 self,
                 metrics=metrics,
                 charts=write_charts(directory / "plots", self.history, metrics, predictions),
-                examples=find_examples(predictions, explanation, num_explained)
-                if predictions
-                else {},
+                mistakes=mistakes,
                 legend=explanation.legend if explanation else "",
                 facts={
                     **self.facts,

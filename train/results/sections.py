@@ -22,8 +22,8 @@ from tfrecord_io.terminal.printing import counted, listed, sentence
 from train.kinds import words
 from train.kinds.measures import parts_of
 from train.kinds.task import View
-from train.results.examples import ShownAnswer
 from train.results.metrics import FEW_BEHIND, FEW_GROUPS
+from train.results.mistakes import SEEN, ShownAnswer
 
 if TYPE_CHECKING:
     from train.results.result import CrossValidationResult, EvaluationResult, Result
@@ -112,12 +112,9 @@ def top(result: Result) -> list[Any]:
 
 def _figures_on_top(result: Result) -> list[Any]:
     """Returns what stands beside the first sentences: right and wrong answers, and mistakes."""
-    table, mistakes = _small_matrix(result), result.examples.get("wrong", ())[:_MISTAKES_ON_TOP]
+    table, mistakes = _small_matrix(result), result.mistakes[:_MISTAKES_ON_TOP]
     blocks = [page.Box([table._replace(caption=table.label), _COLOURS])] if table else []
-    pictures = [
-        (data_url(each.pictures["what the network sees"], _SIDE_ON_TOP), _describe(each))
-        for each in mistakes
-    ]
+    pictures = [(data_url(each.pictures[SEEN], _SIDE_ON_TOP), _describe(each)) for each in mistakes]
     link = page.markup('<a href="#answers">Mistakes</a>, the surest first')
     return [*blocks, link, page.Pictures(pictures)] if pictures else blocks
 
@@ -268,7 +265,7 @@ def comparison(result: EvaluationResult) -> Section:
 
 
 def answers(result: Result) -> Section:
-    """Right and wrong answers, and some of them with their images."""
+    """Right and wrong answers, and the surest mistakes with their images."""
     task, metrics = result.task, result.metrics
     matrices = [metrics.get("confusion_matrix"), *metrics.get("confusion_matrices", {}).values()]
     num_wrong = sum(int(np.sum(matrix) - np.trace(matrix)) for matrix in matrices if matrix)
@@ -277,16 +274,13 @@ def answers(result: Result) -> Section:
     table = None if _small_matrix(result) else task.table_of_answers(metrics)
     card = [table and page.Heading(table.label), table, table and _COLOURS, none]
     blocks: list[Any] = [page.Box(card) if any(card) else None]
-    num_shown = len(result.examples.get("wrong", ()))
-    first = f"The {num_shown} of {num_wrong:,} wrong answers with the highest probability."
-    for name, title, about, legend in (
-        ("wrong", "Mistakes", first, result.legend),
-        ("right", "Right answers", f"The surest right answer for each {task.kind.noun}.", ""),
-        ("unsure", "Unsure answers", "The answers with the lowest probability.", ""),
-    ):
-        if shown := [_figure(each) for each in result.examples.get(name, ())]:
-            about = page.markup("{}{} A click on a picture enlarges it.", about, legend)
-            blocks += [page.Heading(title), about, page.Box(shown, "figures")]
+    if result.mistakes:
+        about = (
+            f"The {len(result.mistakes)} of {num_wrong:,} wrong answers with the highest "
+            "probability.{} A click on a picture enlarges it."
+        )
+        figures = page.Box([_figure(each) for each in result.mistakes], "figures")
+        blocks += [page.Heading("Mistakes"), page.markup(about, result.legend), figures]
     return "Answers", blocks
 
 

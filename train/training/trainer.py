@@ -27,7 +27,7 @@ from train.machine.places import METRICS_NAME, PAGE_NAME, RunFolder
 from train.networks.export import EXPORT_NAME, answer, export_model, milliseconds_of
 from train.networks.models import Network
 from train.results import metrics, thresholds
-from train.results.examples import MAX_EXPLAINED
+from train.results.mistakes import MAX_EXPLAINED
 from train.results.predictions import Predictions
 from train.results.result import RunResult
 from train.training.claim import claim

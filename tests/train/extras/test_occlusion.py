@@ -53,14 +53,6 @@ def test_the_number_of_places_is_bounded_whatever_the_image_shape(shape):
     assert size * len(calls) <= num_places + len(calls)
 
 
-def test_a_map_in_a_file_stands_beside_the_image_and_names_the_answer():
-    sheet = occlusion.draw_map(np.full((10, 20, 1), 9, np.uint8), np.eye(10, 20) / 2, "a$x^$b \x1b")
-    assert sheet.size == (970, 292)
-    shown = np.asarray(sheet)
-    assert (shown[:240, :480] == 9).all()
-    assert (shown[240:] < 99).any()
-
-
 def test_the_overlay_is_red_where_the_image_spoke_for_the_answer():
     image = np.full((2, 3, 1), 100, np.uint8)
     drops = np.array([[0.4, 0, -0.4], [0, 0, 0.2]])

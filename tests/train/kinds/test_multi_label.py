@@ -33,7 +33,7 @@ from train.kinds.measures import expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.registry import task_of
 from train.results.bootstrap import examples_behind
-from train.results.examples import find_examples
+from train.results.mistakes import find_mistakes
 from train.results.predictions import read_predictions, write_predictions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -187,9 +187,7 @@ def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_pati
 def test_the_worst_mistakes_about_labels_come_first():
     probabilities = np.array([[0.9, 0.1], [0.4, 0.02], [0.2, 0.8]])
     truths = np.array([[False, False], [True, True], [False, True]])
-    examples = MULTI_LABEL.examples(predictions_of(probabilities, truths, ("mass", "scar")), 2)
-    found = examples["wrong"]
-    assert [one.predicted for one in examples["right"]] == ["scar"]  # that a label is there
+    found = MULTI_LABEL.mistakes(predictions_of(probabilities, truths, ("mass", "scar")), 2)
     assert [(one.place, one.output, one.true, one.predicted) for one in found] == [
         (1, 1, "scar", "no scar"),
         (0, 0, "no mass", "mass"),
@@ -212,7 +210,7 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(tmp_pat
         return np.stack([1 - bright, bright / 4, bright / 5], axis=-1)
 
     answers = predictions_of(probabilities, truths, NAMES, MULTI_LABEL, dataset=dataset, rows=rows)
-    found = find_examples(answers, explain(predict))["wrong"]
+    found = find_mistakes(answers, explain(predict))
     image = images[5]
     rises = image.mean() > image[2, 3, 0]  # of the brightness, where the patch covers it
     for mistake in found:

@@ -26,11 +26,12 @@ from train.data.seen import Exposure
 from train.kinds.classes import CLASSES
 from train.results import metrics, thresholds
 from train.results.charts import write_charts
-from train.results.examples import (
+from train.results.mistakes import (
     MAX_MISTAKES,
+    SEEN,
     Explanation,
     ShownAnswer,
-    find_examples,
+    find_mistakes,
 )
 from train.results.result import CrossValidationResult, EvaluationResult, RunResult
 from train.results.sections import flow_of
@@ -61,39 +62,32 @@ def mostly_right(num_classes, num_examples, seed=0):
     return (powers / powers.sum(-1, keepdims=True)).astype(np.float32), labels
 
 
-def examples_of(probabilities, labels, names):
-    generator = np.random.default_rng(0)
-    image = generator.integers(256, size=(20, 30, 1), dtype=np.uint8)
-    sees = {"what the network sees": visible.picture(image)}
-    explained = sees | {"what mattered": visible.picture(np.repeat(image, 3, axis=-1))}
-    examples = CLASSES.examples(predictions_of(probabilities, labels, names), MAX_MISTAKES)
-    return {
-        name: [
-            ShownAnswer(one, explained if name == "wrong" else sees, f"test/{one.place}.jpeg")
-            for one in answers
-        ]
-        for name, answers in examples.items()
-    }
+def mistakes_of(probabilities, labels, names):
+    image = np.random.default_rng(0).integers(256, size=(20, 30, 1), dtype=np.uint8)
+    pictures = {SEEN: visible.picture(image)}
+    pictures["what mattered"] = visible.picture(np.repeat(image, 3, axis=-1))
+    answers = CLASSES.mistakes(predictions_of(probabilities, labels, names), MAX_MISTAKES)
+    return [ShownAnswer(one, pictures, f"test/{one.place}.jpeg") for one in answers]
 
 
 @functools.cache
 def some_answers(names, num_examples, with_patients):
-    """Returns what is measured of answers that are mostly right, and examples of them."""
+    """Returns what is measured of answers that are mostly right, and mistakes."""
     probabilities, labels = mostly_right(len(names), num_examples)
     groups = [str(index // 2) for index in range(num_examples)] if with_patients else None
     found = measured(probabilities, labels, names, patients=groups, num_samples=50)
-    return found, examples_of(probabilities, labels, names)
+    return found, mistakes_of(probabilities, labels, names)
 
 
 def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=None, **changes):
     """Returns what a page is rendered from."""
-    found, examples = some_answers(tuple(names), num_examples, with_patients)
+    found, mistakes = some_answers(tuple(names), num_examples, with_patients)
     fields = {
         "directory": Path("a run"),
         "manifest": manifest or manifest_of(names),
         "config": {"model": "convnet", "seed": 3, "bootstrap_samples": 1000},
         "metrics": found | {"split": "test", "best_epoch": 2},
-        "examples": examples,
+        "mistakes": mistakes,
         "facts": {"Versions": {"python": "3.11.7"}},
     }
     return fields | changes
@@ -195,10 +189,10 @@ GUESSED = measured(np.full((40, 4), 0.25, np.float32), np.arange(40) % 4, num_sa
     ("changes", "phrases", "absent"),
     [
         ({"facts": {"Made": MADE}}, [*MADE.values()], ["href=\"data"]),
-        ({"metrics": GUESSED | {"split": "test"}, "examples": {}}, [GUESSING], []),
-        ({"metrics": GUESSED | {"split": "val"}, "examples": {}},
+        ({"metrics": GUESSED | {"split": "test"}, "mistakes": ()}, [GUESSING], []),
+        ({"metrics": GUESSED | {"split": "val"}, "mistakes": ()},
          ["of the validation split", "also made its choices with these validation images"], []),
-        ({"metrics": GUESSED | {"split": "val", "model": "a"}, "examples": {},
+        ({"metrics": GUESSED | {"split": "val", "model": "a"}, "mistakes": (),
           "kind": EvaluationResult}, ["of the validation split"], ["made its choices with"]),
         ({"manifest": manifest_of(OCT_NAMES, audit={"findings": FINDINGS})},
          ["The dataset's audit says: 3 pictures in more than one split."],
@@ -206,7 +200,7 @@ GUESSED = measured(np.full((40, 4), 0.25, np.float32), np.arange(40) % 4, num_sa
         ({"manifest": dataclasses.replace(manifest_of(OCT_NAMES), options={"variants": 2})},
          ["fewer than 50 training images of CNV, DME", "100 of 30×20", " train 80 20 20 20 20 "],
          []),
-        ({"metrics": {}, "examples": {}},
+        ({"metrics": {}, "mistakes": ()},
          ["There is no result for this network", "Training and data"], []),
         ({"config": {"model": "small_resnet"}}, ["small_resnet"], ["Evaluation"]),
         ({"kind": EvaluationResult, "config": {},
@@ -230,21 +224,21 @@ def test_each_kind_of_run_has_a_page_of_modest_size_that_says_so(changes, phrase
 
 def test_the_worst_mistakes_are_shown_with_their_maps(full, text):
     figures = re.findall(r"<figure.*?</figure>", text, re.S)
-    assert len(figures) == sum(map(len, full["examples"].values()))
-    assert len(full["examples"]["wrong"]) <= MAX_MISTAKES
+    assert len(figures) == len(full["mistakes"])
+    assert len(full["mistakes"]) <= MAX_MISTAKES
     pictures = re.findall(r"data:image/png;base64,([^\"]+)", figures[0])
     opened = [Image.open(io.BytesIO(base64.b64decode(data))) for data in pictures]
     assert [picture.mode for picture in opened] == ["L", "RGB"]
-    shown = full["examples"]["wrong"][0].pictures["what the network sees"]
+    shown = full["mistakes"][0].pictures[SEEN]
     np.testing.assert_array_equal(np.asarray(opened[0]), np.asarray(shown))
-    assert full["examples"]["wrong"][0].path in figures[0]
+    assert full["mistakes"][0].path in figures[0]
 
 
 def test_right_and_wrong_answers_and_mistakes_stand_on_top_and_prose_is_folded(full, text):
     top, rest = text.split("<main", 1)
     title = "Answers for the images of each class"
     assert [title in words(f"<body>{part}") for part in (top, rest)] == [True, False]
-    assert top.count("<img") == min(6, len(full["examples"]["wrong"])) > 0
+    assert top.count("<img") == min(6, len(full["mistakes"])) > 0
     assert re.search(r'<details class="fold"><summary>.*It recognises', top, re.DOTALL)
     assert '<details class="fold"' in rest[rest.index('id="classes"') : rest.index("<table")]
     many = report_of([f"class {place}" for place in range(12)], num_examples=96)
@@ -264,35 +258,26 @@ def test_mistakes_are_found_with_their_images_and_paths(tmp_path):
     probabilities[7, (labels[7] + 2) % 4] = 0.8
 
     dataset = open_dataset(str(tmp_path))
-    found = find_examples(predictions_of(probabilities, labels, dataset=dataset))["wrong"]
+    found = find_mistakes(predictions_of(probabilities, labels, dataset=dataset))
     assert [mistake.path for mistake in found] == dataset.values("path", np.array([290, 7]))
-    shown = np.asarray(found[1].pictures["what the network sees"])
+    shown = np.asarray(found[1].pictures[SEEN])
     np.testing.assert_array_equal(shown, images[7, ..., 0])
     assert found[0].answer.true == OCT_NAMES[labels[290]]
     assert found[0].answer.predicted == OCT_NAMES[(labels[290] + 1) % 4]
     assert found[0].answer.probability == pytest.approx(0.9)
 
 
-def test_right_and_unsure_answers_stand_beside_the_mistakes():
+def test_the_surest_mistakes_come_first_and_the_first_have_a_map(tmp_path):
     sure = np.array([0.9, 0.6, 0.95, 0.7, 0.55, 0.8])
     probabilities = np.stack([sure, 1 - sure], axis=-1)
     probabilities[3:] = probabilities[3:, ::-1]
-    found = CLASSES.examples(predictions_of(probabilities, [0, 0, 1, 1, 1, 0], ("a", "b")), 4)
-    places = {name: [answer.place for answer in answers] for name, answers in found.items()}
-    # The surest right one of each class, and the least sure ones, right or wrong.
-    assert places == {"wrong": [2, 5], "right": [0, 3], "unsure": [4, 1]}
-
-
-def test_the_first_mistakes_have_a_map(tmp_path):
-    write_marked_dataset(tmp_path, num_examples={"test": 30})
+    write_marked_dataset(tmp_path, num_examples={"test": 6})
     dataset = open_dataset(str(tmp_path))
-    answers = predictions_of(np.full((30, 4), 0.25), np.ones(30, int), dataset=dataset)
+    answers = predictions_of(probabilities, [0, 1, 1, 1, 1, 0], ("a", "b"), dataset=dataset)
     a_map = Explanation("map", "", lambda image, answer: visible.picture(image))
-    found = find_examples(answers, a_map, 4)
-    assert found.keys() == {"wrong", "unsure"}
-    numbers = [len(shown.pictures) for shown in found["wrong"]]
-    assert numbers == [2] * 4 + [1] * (MAX_MISTAKES - 4)
-    assert [list(shown.pictures) for shown in found["unsure"]] == [["what the network sees"]] * 6
+    found = find_mistakes(answers, a_map, 2)
+    assert [mistake.answer.place for mistake in found] == [2, 5, 1]
+    assert [list(mistake.pictures) for mistake in found] == [[SEEN, "map"]] * 2 + [[SEEN]]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Answers that the page of a result shows with their images: mistakes, sure and unsure ones."""
+"""Mistakes that the page of a result shows with their images."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ MAX_MISTAKES = 12
 
 #: Most mistakes that are explained.
 MAX_EXPLAINED = 4
+
+#: What the first picture of a mistake shows.
+SEEN = "what the network sees"
 
 # Pictures up to this side are shown to the pixel, larger ones as JPEG, which takes fewer bytes.
 _EXACT_SIDE, _PICTURE_SIDE = 224, 512
@@ -54,23 +57,22 @@ class ShownAnswer(NamedTuple):
         return {what: data_url(each, _PICTURE_SIDE, kind) for what, each in self.pictures.items()}
 
 
-def find_examples(
+def find_mistakes(
     predictions: Predictions,
     explanation: Explanation | None = None,
     num_explained: int = MAX_EXPLAINED,
-) -> dict[str, list[ShownAnswer]]:
-    """Returns the images of `Task.examples`; the explanation is of the first mistakes."""
-    examples = {}
-    for name, answers in predictions.task.examples(predictions, MAX_MISTAKES).items():
-        if not answers:
-            continue
-        shown = predictions.take(np.array([answer.place for answer in answers]))
-        images = shown.dataset.stored[shown.rows][0]
-        rows = zip(answers, images, shown.values("path"), shown.values("key"), strict=True)
-        examples[name] = []
-        for place, (answer, image, path, key) in enumerate(rows):
-            pictures = {"what the network sees": visible.picture(image)}
-            if explanation and name == "wrong" and place < num_explained:
-                pictures[explanation.caption] = explanation.picture(image, answer)
-            examples[name].append(ShownAnswer(answer, pictures, path or key))
-    return examples
+) -> list[ShownAnswer]:
+    """Returns the mistakes of a page with their images; the explanation is of the first ones."""
+    answers = predictions.task.mistakes(predictions, MAX_MISTAKES)
+    if not answers:
+        return []
+    shown = predictions.take(np.array([answer.place for answer in answers]))
+    images = shown.dataset.stored[shown.rows][0]
+    rows = zip(answers, images, shown.values("path"), shown.values("key"), strict=True)
+    mistakes = []
+    for place, (answer, image, path, key) in enumerate(rows):
+        pictures = {SEEN: visible.picture(image)}
+        if explanation and place < num_explained:
+            pictures[explanation.caption] = explanation.picture(image, answer)
+        mistakes.append(ShownAnswer(answer, pictures, path or key))
+    return mistakes
