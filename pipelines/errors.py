@@ -19,15 +19,7 @@ class BuildError(ToldError):
 
 
 class RefusedError(BuildError):
-    """A dataset that must not be used as it is: too many rejects, or a violated policy.
-
-    Attributes:
-        why: the message without its last sentence, on where to read more.
-    """
-
-    def __init__(self, why: str, more: str = "") -> None:
-        super().__init__(f"{why}. {more}" if more else why)
-        self.why = why
+    """A dataset that must not be used as it is: too many rejects, or patients in several splits."""
 
 
 @contextlib.contextmanager

@@ -30,9 +30,9 @@ from tfrecord_io.format.hashing import splitmix64
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.flags import check, flag
 
-#: Default size of a shard in megabytes: large enough that a network store streams it at full speed
-#: (tens of megabytes), small enough that the Kermany data gives about 70 tasks to share.
-DEFAULT_SHARD_SIZE_MB = 64
+# Size of a shard in megabytes: large enough that a network store streams it at full speed (tens of
+# megabytes), small enough that the Kermany data gives about 70 tasks to share.
+_SHARD_SIZE_MB = 64
 
 #: For more augmented copies than this, augment in the trainer, which makes new ones in each epoch.
 MAX_VARIANTS = 100
@@ -71,25 +71,15 @@ class PlanOptions:
         most=MAX_VARIANTS,
         metavar="K",
     )
-    shard_size_mb: float | None = flag(
-        None,
-        f"wanted size of a shard (default: {DEFAULT_SHARD_SIZE_MB}, which a network store streams "
-        "at full speed; smaller for a small split, so that all cores get work)",
-        above=0,
-        below=math.inf,
-        metavar="MB",
-    )
     num_shards: int | None = flag(
         None,
-        "number of shards of the largest split, instead of a size; the other splits get "
-        "proportionally fewer",
+        "number of shards of the largest split; the other splits get proportionally fewer "
+        f"(default: of {_SHARD_SIZE_MB} MB each, or smaller so that all cores get work)",
         least=1,
     )
 
     def __post_init__(self) -> None:
         check(self)
-        if self.shard_size_mb is not None and self.num_shards is not None:
-            raise ValueError("give either --shard_size_mb or --num_shards, not both")
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the order and the shards, by flag."""
@@ -258,9 +248,5 @@ def _num_shards(
     if options.num_shards:
         share = options.num_shards * num_examples / largest_split
         return min(max(1, round(share)), num_examples)
-    size_mb = options.shard_size_mb or DEFAULT_SHARD_SIZE_MB
-    # At most one shard per image: a shard size near zero would give infinitely many.
-    by_size = math.ceil(min(num_examples, num_examples * record_stride / (size_mb * 1_000_000)))
-    if options.shard_size_mb is None:
-        by_size = max(by_size, min(_MIN_SHARDS, num_examples // _MIN_SHARD_EXAMPLES))
-    return min(max(1, by_size), num_examples)
+    by_size = math.ceil(num_examples * record_stride / (_SHARD_SIZE_MB * 1_000_000))
+    return max(by_size, min(_MIN_SHARDS, num_examples // _MIN_SHARD_EXAMPLES), 1)

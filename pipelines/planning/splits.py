@@ -1,11 +1,7 @@
 """Splits without leaks, decided before any image is decoded.
 
->>> positions(hash_names(["patient:17", "patient:18"]), np.array([0], np.uint64)).round(2)
-array([[0.02, 0.39]])
-
-With `--splits patient`, a hash of the patient's name and a seed is a position from 0 to 1, as
-above, and bounds at the wanted fractions turn it into a split. So images added later do not move a
-patient to another split, and the fractions are met only by chance.
+With `--splits patient`, a hash of the patient's name and a seed decides, see `balance`. So images
+added later do not move a patient to another split.
 """
 
 from __future__ import annotations
@@ -25,10 +21,11 @@ import xxhash
 from pipelines import errors
 from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.refs import OTHER, REF_SCHEMA, iterate_refs
+from pipelines.planning.balance import best_seed, chosen_splits, describe
 from pipelines.sources.source import Member, Source, read_in_order
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format.groups import INPUTS, Groups, group_images, plural_unit
-from tfrecord_io.format.hashing import draw, hash_names
+from tfrecord_io.format.hashing import hash_names
 from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.terminal.flags import check, flag
 from tfrecord_io.terminal.printing import many
@@ -37,13 +34,6 @@ from tfrecord_io.terminal.printing import many
 DROPPED_SCHEMA = pa.schema(
     [("path", pa.large_string()), ("reason", pa.string()), ("detail", pa.string())]
 )
-
-#: Limits of the search for a seed: the number of patients times seeds, about two seconds, and the
-#: number of seeds. With a few thousand patients in four classes, about one seed in thousands meets
-#: all fractions within one percentage point.
-_MAX_PLACES = 50_000_000
-_MAX_SEEDS = 10_000
-_SEEDS_AT_ONCE = 20
 
 #: Fractions of `--splits patient` unless the user gives others.
 DEFAULT_FRACTIONS = (("train", 0.8), ("val", 0.1), ("test", 0.1))
@@ -108,9 +98,7 @@ class SplitOptions:
         check(self)
         if self.splits == "source" and (self.split_fractions or self.split_seed != 0):
             raise ValueError("--split_fractions and --split_seed need --splits patient or file")
-        if self.split_fractions is None:
-            return
-        names, shares = zip(*self.split_fractions, strict=True)
+        names, shares = zip(*self.split_fractions or DEFAULT_FRACTIONS, strict=True)
         are_names = all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
         are_shares = all(0 < share <= 1 for share in shares) and abs(sum(shares) - 1) <= 1e-6
         if not (are_names and are_shares) or len(set(names)) < len(names):
@@ -181,7 +169,11 @@ def assign_splits(
         refs, left_out = _drop_shared_with(refs, name, others)
         dropped.append(left_out)
     if options.splits == "patient" and not _is_patient_known(refs):
-        raise errors.UserError(_no_patient(refs["path"]))
+        raise errors.UserError(
+            "--splits patient: no patient is known of any image; name the patients with "
+            "--patient_regex, --layout or a column of --labels, or use --splits file, which makes "
+            "splits in which a patient can be in several"
+        )
     if options.splits != "source":
         refs, seed = _assign(refs, options, read_content, label_kind, notes)
     elif _split_names(refs) == ["train"]:
@@ -199,14 +191,6 @@ def protected_first(names: Iterable[str]) -> list[str]:
     """Returns split names, the most protected first: test, val, others by name, train."""
     ranks = {"test": 0, "val": 1, "train": 3}
     return sorted(names, key=lambda name: (ranks.get(name, 2), name))
-
-
-def positions(hashes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """Returns a position in [0, 1) for each group and seed, float64 [num_seeds, num_groups].
-
-    A position is the upper 53 bits of `hashing.draw(hashes, seeds)`, divided by 2^53.
-    """
-    return (draw(hashes, seeds) >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
 def _assign(
@@ -237,12 +221,11 @@ def _assign(
     members = groups.indices.to_numpy().astype(np.int64)
     counts = _counts_by_class(candidates, members, len(hashes), label_kind)
     seed = options.split_seed
-    seed = _best_seed(hashes, counts, shares) if seed is None else seed
-    places = positions(hashes, np.array([seed], np.uint64))[0]
-    choice = np.searchsorted(np.cumsum(shares)[:-1], places, "right")
+    seed = best_seed(hashes, counts, shares) if seed is None else seed
+    choice = chosen_splits(hashes, shares, seed)
     achieved = np.stack([counts[choice == index].sum(0) for index in range(len(names))])
     seeds = options.split_seed, seed
-    notes.append(_describe_balance(names, shares, achieved, len(hashes), unit, *seeds))
+    notes.append(describe(names, shares, achieved, len(hashes), unit, *seeds))
     chosen = pa.array(names).take(pa.array(choice[members]))
     column = pc.replace_with_mask(splits, free, chosen).dictionary_encode()
     place = REF_SCHEMA.get_field_index("split")
@@ -293,46 +276,6 @@ def _is_patient_known(refs: pa.Table) -> bool:
     return bool(known_groups(refs).sources.keys() - {"file", "image"})
 
 
-def _no_patient(paths: pa.ChunkedArray) -> str:
-    """Returns that no patient is known, and a pattern that would find some, if there is one."""
-    text = (
-        "--splits patient: no patient is known of any image, from names, folders, tags of DICOM or "
-        "a table of --labels. "
-    )
-    if found := propose_pattern(paths.to_pylist()):
-        text += f"--patient_regex '{found[0]}' would find {found[1]:,} patients, if they are that; "
-    return text + (
-        "--splits file makes splits in which a patient can be in several; or name the patients "
-        "with --patient_regex, --layout or a column of --labels"
-    )
-
-
-def propose_pattern(paths: Sequence[str]) -> tuple[str, int] | None:
-    r"""Returns a pattern of the number in most paths that could be the patient, and how many.
-
-    >>> propose_pattern(["A/eye_17_1.png", "A/eye_17_2.png", "B/eye_8_1.png", "B/eye_8_2.png"])
-    ('^[A-Za-z]+_(\\d+)_\\d+[.]', 2)
-    """
-    names = [path.rpartition("/")[2].rpartition(".")[0] for path in paths]
-    shapes = collections.Counter(
-        re.sub(r"[A-Za-z]+", "A", re.sub(r"\d+", "0", name)) for name in names
-    )
-    shape, count = shapes.most_common(1)[0]
-    if 2 * count <= len(names) or shape == "0":  # a bare number is that of the image
-        return None
-    parts = {"A": "[A-Za-z]+", "0": r"\d+"}
-    texts = [parts.get(char, re.escape(char)) for char in shape]
-    best = None
-    for place in (place for place, char in enumerate(shape) if char == "0"):
-        pattern = "".join(["^", *texts[:place], r"(\d+)", *texts[place + 1 :], "[.]"])
-        matches = (re.match(pattern, f"{name}.") for name in names)
-        num = len({match[1] for match in matches if match})
-        # Each patient has several images, and there is more than one.
-        if 1 < num <= count / 2 and (best is None or num > best[1]):
-            best = (pattern, num)
-    return best
-
-
 def known_groups(refs: pa.Table) -> Groups:
     """Returns which images belong together, as far as it is known before they are decoded."""
     present = [name for name in INPUTS if f"{OTHER}{name}" in refs.column_names]
@@ -349,62 +292,6 @@ def _counts_by_class(
     codes = members * len(texts) + codes
     counts = np.bincount(codes, minlength=num_groups * len(texts)).reshape(num_groups, len(texts))
     return label_kind.balance(counts, texts)
-
-
-def _best_seed(hashes: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> int:
-    """Returns the seed with the smallest error of the share, taken at its worst class and split."""
-    bounds = np.cumsum(shares)
-    totals = np.maximum(counts.sum(0), 1)
-    best_seed, best_error = 0, np.inf
-    num_seeds = min(_MAX_SEEDS, max(_MAX_PLACES // len(hashes), _SEEDS_AT_ONCE))
-    for start in range(0, num_seeds, _SEEDS_AT_ONCE):
-        seeds = np.arange(start, start + _SEEDS_AT_ONCE, dtype=np.uint64)
-        places = positions(hashes, seeds)
-        # One matrix product per bound gives the cumulative counts; their differences follow.
-        below = [(places < bound).astype(np.float64) @ counts for bound in bounds[:-1]]
-        edges = np.stack([np.zeros_like(below[0]), *below, np.tile(totals, (len(seeds), 1))], 1)
-        share = np.diff(edges, axis=1) / totals
-        error = np.abs(share - shares[None, :, None]).max((1, 2))
-        error += (share.sum(2) == 0).any(1)  # a split without an image is the worst
-        if error.min() < best_error:
-            best_seed, best_error = int(seeds[error.argmin()]), float(error.min())
-    return best_seed
-
-
-def _describe_balance(
-    names: Sequence[str],
-    shares: np.ndarray,
-    achieved: np.ndarray,
-    num_groups: int,
-    unit: str,
-    wanted_seed: int | None,
-    seed: int,
-) -> str:
-    """Returns how well the splits meet their shares.
-
-    Raises:
-        errors.UserError: if a split has no image.
-    """
-    in_split = achieved.sum(1)
-    rows = list(zip(names, shares, in_split / in_split.sum(), strict=True))
-    if empty := [name for name, _, share in rows if share == 0]:
-        wanted = ", ".join(f"{name}={share:.4g}" for name, share, _ in rows)
-        few = many(num_groups, unit, plural_unit(unit))
-        raise errors.UserError(
-            f"{', '.join(empty)} would get no image: {few} too few for {wanted} with seed {seed}; "
-            "choose other --split_fractions, or --split_seed auto"
-        )
-    parts = ", ".join(f"{name} {share:.1%} (wanted {wanted:.1%})" for name, wanted, share in rows)
-    by_class = achieved / np.maximum(achieved.sum(0), 1)
-    worst = np.abs(by_class - shares[:, None]).max()
-    text = f"split by {unit} with seed {seed}: {parts}"
-    if worst > 0.01:
-        of_class = f"the share of a class is up to {100 * worst:.1f} points off"
-        text += f"; {of_class}, because {plural_unit(unit)} stay whole"
-    if wanted_seed is None:
-        return f"{text}. Use --split_seed {seed} from now on, so that no patient changes split"
-    advice = ". --split_seed auto finds a seed that comes closer" if worst > 0.01 else ""
-    return text + advice
 
 
 def _drop_shared_with(

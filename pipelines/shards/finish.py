@@ -86,12 +86,8 @@ def finish_dataset(build: Build) -> None:
             output_folder.take_place(build.replaces)
 
 
-def require_finished(build: Build) -> Build:
-    """Returns the build of a finished dataset, in its final place.
-
-    Raises:
-        errors.BuildError: if the dataset was refused, or the manifest is missing.
-    """
+def require_finished(build: Build) -> None:
+    """Raises an `errors.BuildError` if a dataset was refused, or its manifest is missing."""
     output, replaces = build.output, build.replaces
     if output.exists(FAILURE_FILE):
         reason = output.read(FAILURE_FILE).decode()
@@ -102,7 +98,6 @@ def require_finished(build: Build) -> Build:
             f"the engine reports that the job is done, but {output.path(manifest.FILE_NAME)} is "
             "missing; run the same command again to resume"
         )
-    return dataclasses.replace(build, output=replaces or output, replaces=None)
 
 
 def describe_images(
@@ -153,7 +148,7 @@ def list_rejects(
     rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
     rows = map(dataclasses.astuple, rejects)
     _write_reasons(build.output, manifest.REJECTS_FILE_NAME, rows)
-    see = f"See {build.output.path(manifest.REJECTS_FILE_NAME)}"
+    see = f". See {build.output.path(manifest.REJECTS_FILE_NAME)}"
     counts, num_listed = build.draft.counts, len(build.rejected_files)
     num_planned = sum(task.num_refs for task in tasks) - counts.get("variants", 0)
     num_images, over_limit = num_planned + num_listed, counts["over_limit"]
@@ -164,7 +159,7 @@ def list_rejects(
         details = [reject.detail for reject in rejects if reject.reason == reason]
         why += f"; {reason}: {max(details, key=details.count)}" if any(details) else ""
     if len(rejects) == num_images:
-        raise errors.RefusedError(f"all {num_images:,} images were rejected: {why}", see)
+        raise errors.RefusedError(f"all {num_images:,} images were rejected: {why}{see}")
     # The listing rejects files of the whole source, but with --limit only a sample of the other
     # files is decoded. So the rejects of the sample are scaled up to all of them.
     num_all = num_images + over_limit
@@ -178,8 +173,7 @@ def list_rejects(
         raise errors.RefusedError(
             f"{len(rejects):,} of {num_images:,} images were rejected "
             f"({share:.2%}{sampled}, allowed {allowed:.2%}): {why}; to accept them, "
-            "run again with a larger --max_reject_fraction",
-            see,
+            f"run again with a larger --max_reject_fraction{see}"
         )
     return rejects
 

@@ -30,7 +30,7 @@ def test_without_a_flag_the_oct_scans_are_downloaded_from_kaggle():
 
 def test_flags_of_each_form_arrive_where_they_belong():
     chosen = parsed(
-        [*ARCHIVE, "--image_size=100x70", "--resize=box", "--shard_size_mb=0.5", "--overwrite",
+        [*ARCHIVE, "--image_size=100x70", "--resize=box", "--num_shards=5", "--overwrite",
          "--classes=NORMAL, CNV", "--tree=OCT2017 ", r"--patient_regex=^(\d)", "--download_dir=d",
          "--splits=patient", "--split_seed=auto", "--output=s3://b/out",
          "--split_fractions=train=0.7,holdout=0.3"]
@@ -41,7 +41,7 @@ def test_flags_of_each_form_arrive_where_they_belong():
     assert chosen.splits == SplitOptions(
         splits="patient", split_fractions=fractions, split_seed=None
     )
-    assert chosen.plan == PlanOptions(shard_size_mb=0.5)
+    assert chosen.plan == PlanOptions(num_shards=5)
     assert chosen.listing == ListingOptions(
         classes=("NORMAL", "CNV"), tree="OCT2017 ", patient_regex=r"^(\d)"
     )
@@ -59,19 +59,6 @@ def test_flags_of_each_form_arrive_where_they_belong():
 )  # fmt: skip
 def test_the_source_follows_from_the_input(given, source):
     assert SourceOptions(input=given).source == source
-
-
-def test_some_values_have_a_form_of_their_own():
-    assert parsed(["--image_size=64"]).pixels.image_shape == (64, 64, 1)
-    # A class with a comma is in quotes, as in CSV.
-    chosen = parsed([*ARCHIVE, '--classes="COVID-19, ARDS",NORMAL'])
-    assert chosen.listing.classes == ("COVID-19, ARDS", "NORMAL")
-    # That no text but the empty cell is a missing value, as the help says.
-    for flag in (["--missing", ""], ["--missing="]):
-        assert parsed([*LABELS, *flag]).listing.missing == ("",)
-    # What the build does not know is for Beam, an abbreviated flag included.
-    chosen = parsed(["--runner=DataflowRunner", *ARCHIVE, "--project", "p", "--overw"])
-    assert chosen.beam_args == ("--runner=DataflowRunner", "--project", "p", "--overw")
 
 
 @pytest.mark.parametrize(
@@ -114,9 +101,6 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         ([*ARCHIVE, "--num_examples=99"], "--num_examples is for --source synthetic; received arc"),
         (["--source=synthetic", "--kaggle_dataset=a/b"], "--kaggle_dataset is for --source kaggle"),
         (["--num_shards=0"], "num_shards must be at least 1"),
-        (["--num_shards=2", "--shard_size_mb=1"], "either --shard_size_mb or --num_shards"),
-        (["--shard_size_mb=nan"], "shard_size_mb must be above 0"),
-        (["--shard_size_mb=inf"], "shard_size_mb must be below inf"),
         (["--missing=NA"], "--missing and --columns need --labels"),
         (["--columns==a"], "--columns: expected path=COLUMN"),
         (["--columns=path=a,path=b"], "--columns: expected path=COLUMN"),

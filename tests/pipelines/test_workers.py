@@ -38,13 +38,6 @@ def test_a_worker_that_is_done_early_gets_what_is_left(tmp_path):
     assert num_shards(tmp_path) == 10
 
 
-def test_the_largest_shards_are_written_first(tmp_path):
-    tree = scan_tree({"train": 2, "val": 1, "test": 3}, classes=("CNV", "NORMAL"))
-    notes = write_shards(tmp_path, odd_source.list_paths, tree=tree, num_shards=1, num_workers=1)
-    splits = [path.split("/")[0] for path in (notes / "paths").read_text().splitlines()]
-    assert splits == ["test"] * 6 + ["train"] * 4 + ["val"] * 2
-
-
 def test_the_first_error_ends_the_job_and_the_rest_is_not_begun(tmp_path):
     with pytest.raises(errors.BuildError, match=r"\.jpeg is gone$"):
         write_shards(tmp_path, odd_source.fail)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
 from dataset_factory import bare_manifest
 
 from pipelines import build_tfrecords, errors, options
@@ -112,14 +111,6 @@ def test_without_an_image_the_package_is_staged(tmp_path):
 def test_workers_that_would_lack_the_package_are_refused_at_once():
     with pytest.raises(errors.UserError, match="--sdk_container_image"):
         engine.make_pipeline(options.parse_options(COMMAND).beam_args)
-
-
-@pytest.mark.parametrize(
-    "flag", ["--template_location=gs://some-bucket/job", "--no_wait_until_finish", "--dry_run=True"]
-)
-def test_a_job_that_is_only_sent_off_is_not_asked_for_its_manifest(flag):
-    assert engine.returns_early(PipelineOptions([flag]))
-    assert not engine.returns_early(PipelineOptions(["--max_num_workers=3"]))
 
 
 def test_options_arrive_as_they_were_given(spec):

@@ -1,11 +1,10 @@
 import os
-import time
 
 import apache_beam as beam
 import pytest
 from apache_beam.runners.portability.flink_runner import FlinkRunner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from builds import IN_MEMORY, prepare
+from builds import IN_MEMORY
 
 from pipelines import errors
 from pipelines.engine import engine
@@ -75,15 +74,6 @@ def test_a_flag_that_says_what_beam_does_anyhow_is_known():
     assert engine.check_flags(given, FLAG_NAMES) == given[1:]
 
 
-def test_a_value_that_beam_cannot_read_is_wrong_usage_in_a_few_lines(capsys):
-    with pytest.raises(SystemExit) as raised:
-        engine.check_flags(["--direct_num_workers=many"], FLAG_NAMES)
-    assert raised.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    assert "invalid int value: 'many'" in lines[1]
-
-
 def fail_with(_, error):
     raise error
 
@@ -138,15 +128,3 @@ def test_a_job_server_that_does_not_answer_is_named_before_anything_is_read(
     monkeypatch.setattr(engine, "_JOB_SERVER_SECONDS", 0.2)
     with pytest.raises(errors.BuildError, match="no job server answers at --job_endpoint localh"):
         engine.make_pipeline(["--runner=PortableRunner", "--job_endpoint=localhost:9"])
-
-
-def test_a_bundle_ends_when_its_files_are_on_the_disk(source_tree, tmp_path, monkeypatch):
-    with prepare(source_tree, tmp_path / "out", "--num_shards=2") as job:
-        monkeypatch.setattr(os, "fsync", lambda _: time.sleep(0.02))
-        writer = engine._WriteHere(job.build)
-        writer.setup()
-        for task in job.todo:
-            assert list(writer.process(task)) == [(job.build.draft.name, task.index)]
-        writer.finish_bundle()
-        assert job.build.find_finished(job.todo).keys() == {task.index for task in job.todo}
-        writer.teardown()

@@ -45,15 +45,6 @@ def local_shards(many_scans, tmp_path_factory):
     return builds.shards_of(builds.build_here(many_scans, output, MANY_SHARDS))
 
 
-def test_two_task_managers_write_the_bytes_that_this_machine_writes_alone(
-    cluster, many_scans, local_shards, tmp_path
-):
-    flags = (MANY_SHARDS, *cluster.beam_flags)
-    done = builds.run_build(many_scans, tmp_path / "dataset", *flags, timeout=500)
-    assert done.returncode == 0, done.stderr
-    assert builds.shards_of(tmp_path / "dataset") == local_shards
-
-
 @pytest.mark.parametrize("victim", ["task_manager", "worker_pool"])
 def test_a_part_that_is_killed_in_mid_job_loses_and_doubles_nothing(
     cluster,

@@ -1,7 +1,6 @@
 import re
 
 import pytest
-from builds import wait_until
 
 from pipelines.engine import launch
 from pipelines.planning.plan import ShardTask
@@ -52,25 +51,3 @@ def test_the_bar_ends_full_where_the_dataset_has_taken_the_place_of_another_one(
     with launch.progress_bar(storage, TASKS, 0, STRIDE):
         storage.delete([PLAN_JSON])
     assert counts_shown(capsys.readouterr().err)[-1] == (50, 50)
-
-
-def test_the_bar_moves_while_the_engine_works(storage, capsys, monkeypatch):
-    # In a log file it moves every ten seconds; on a terminal ten times a second.
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(launch, "_LOCAL_SECONDS", 0.01)
-    text = ""
-    with launch.progress_bar(storage, TASKS, 0, STRIDE):
-        finish(storage, TASKS[0])
-
-        def moved():
-            nonlocal text
-            text += capsys.readouterr().err
-            return (30, 50) in counts_shown(text)
-
-        assert wait_until(moved)
-
-
-def test_a_job_that_fails_still_ends_its_bar(storage, capsys):
-    with pytest.raises(KeyboardInterrupt), launch.progress_bar(storage, TASKS, 0, STRIDE):
-        raise KeyboardInterrupt
-    assert counts_shown(capsys.readouterr().err)[-1] == (0, 50)

@@ -1,25 +1,22 @@
 import dataclasses
 import hashlib
-import json
 from concurrent import futures
 from pathlib import Path
 
 import apache_beam as beam
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from builds import build_here, csv_rows, files_of, prepare
+from builds import csv_rows, files_of, prepare
 from dataset_factory import stored
-from image_files import scan_tree, scans_of, write_tree
+from image_files import scan_tree, scans_of
 
-from pipelines import build_tfrecords, errors
+from pipelines import errors
 from pipelines.engine import engine
 from pipelines.listing.refs import iterate_refs
 from pipelines.planning import plan
 from pipelines.shards import finish, write
-from pipelines.shards.build import Sidecar, rows_name
-from pipelines.shards.finish import require_finished
+from pipelines.shards.build import rows_name
 from pipelines.stores import output_folder
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
@@ -93,12 +90,6 @@ def test_a_shard_and_its_rows_hold_the_planned_images_in_order_without_the_rejec
             assert (row["file_format"], row["file_bytes"]) == ("JPEG", ref.size)
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '"x"', b"\xff", '{"label_counts": 1}'])
-def test_something_else_is_no_sidecar(text):
-    with pytest.raises(ValueError):  # noqa: PT011 - any message will do
-        Sidecar.from_json(text)
-
-
 def test_a_shard_written_by_two_workers_at_once_is_whole(job):
     expected = write_all(job)
     before = files_of(Path(job.build.output.root))
@@ -153,34 +144,7 @@ def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
     assert found.statistics.num_pixels == 20 * 8 * 8
 
 
-def test_a_new_column_of_the_table_is_added_in_one_place(job, monkeypatch):
-    box = pa.field("box", pa.list_(pa.int32()))  # a fact of `DecodedImage` that no table has
-    monkeypatch.setattr(examples, "SCHEMA", examples.SCHEMA.append(box))
-    run(job, job.todo)
-    table = examples.read_examples(job.build.output.root)
-    assert table["box"].to_pylist() == [[0, 1, 8, 7]] * 28
-    assert "box" in examples.audited(table).column_names
-
-
 # ---- finishing
-
-
-@pytest.mark.parametrize("files", [{}, {"train/CNV/1.png": b"x"}], ids=["absent", "rejects"])
-def test_without_an_example_to_train_on_there_are_no_sums_over_pixels(tmp_path, files):
-    scans = write_tree(tmp_path / "scans", {**scan_tree({"test": 2}), **files})
-    output = build_here(scans, tmp_path / "out", "--max_reject_fraction=0.5")
-    found = Manifest.load(output)
-    assert found.statistics is None
-    assert "statistics" not in json.loads((output / "manifest.json").read_text())
-    # All images of a shard may be rejects.
-    assert [path.read_bytes() for path in output.glob("train-*.tfrecord")] == [b""] * len(files)
-
-
-def test_a_dataset_without_an_example_is_none_whatever_is_allowed(tmp_path):
-    scans = write_tree(tmp_path / "scans", {"train/CNV/1.png": b"x", "train/DME/2.png": b""})
-    with pytest.raises(errors.BuildError, match="all 2 images were rejected"):
-        build_here(scans, tmp_path / "out", "--max_reject_fraction=1")
-    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def lose_a_shard(job):
@@ -216,24 +180,6 @@ def test_shards_tables_and_counts_that_do_not_fit_are_no_finished_dataset(job, d
     with pytest.raises(errors.BuildError, match=message):
         finish.finish_dataset(job.build)
     assert not job.build.output.exists("manifest.json")
-
-
-@pytest.mark.parametrize("num_processes", [None, 2])
-def test_the_engine_can_show_what_the_job_has_done(job, num_processes):
-    pipeline = engine.make_pipeline(["--direct_running_mode=in_memory"])
-    build_tfrecords.run(job, pipeline, num_processes)
-    found = pipeline.result.metrics().query()["counters"]
-    counts = {counter.key.metric.name: counter.committed for counter in found}
-    made = Manifest.load(job.build.output.root)
-    assert counts.pop("decoding_ms") > 0
-    assert counts == {
-        "images": made.num_examples, "bytes": made.num_bytes, "rejects": made.rejects["empty"] + 1,
-    }  # fmt: skip
-
-
-def test_an_engine_that_only_says_it_is_done_is_not_believed(job):
-    with pytest.raises(errors.BuildError, match=r"manifest\.json is missing"):
-        require_finished(job.build)
 
 
 def test_the_manifest_comes_last(job, monkeypatch):

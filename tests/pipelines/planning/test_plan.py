@@ -1,5 +1,4 @@
 import io
-import json
 import zlib
 from typing import NamedTuple
 
@@ -62,8 +61,7 @@ COUNTS = st.dictionaries(st.sampled_from(["train", "val", "test"]), st.integers(
 OPTIONS = st.builds(
     lambda seed, size, limit: {"seed": seed, "limit": limit, **size},
     st.integers(0, 2**63 - 1),
-    st.sampled_from([{}, {"num_shards": 1}, {"num_shards": 7}, {"num_shards": 1000},
-                     {"shard_size_mb": 0.1}, {"shard_size_mb": 1e-320}, {"shard_size_mb": 9e9}]),
+    st.sampled_from([{}, {"num_shards": 1}, {"num_shards": 7}, {"num_shards": 1000}]),
     st.sampled_from([None, 1, 5, 60, 10**9]),
 )  # fmt: skip
 
@@ -97,28 +95,13 @@ def test_the_largest_split_has_the_number_of_shards_asked_for_and_the_others_the
         assert found == min(count, max(1, round(num_shards * count / largest)))
 
 
-def test_shards_are_as_large_as_asked_for_or_such_that_cores_can_share_them():
-    # 20 records of 50,000 bytes are a megabyte.
-    assert {task.num_refs for task in planned({"train": 400}, shard_size_mb=1).tasks} == {20}
+def test_shards_are_such_that_cores_can_share_them():
     assert len(planned({"train": 400}).tasks) == 6
     assert len(planned({"train": 40}).tasks) == 1
     # The real data, in shards of the default size.
     counts, stride = (83_484, 32, 968), 224 * 224 + 100
     found = [plan._num_shards(count, max(counts), stride, PlanOptions()) for count in counts]
     assert found == [66, 1, 15]
-
-
-def test_the_plan_does_not_depend_on_the_folder_that_the_tree_lies_in():
-    counts = {"train": 60, "test": 20}
-    moved = planned(counts, listing_of(counts, root="OCT2017 /"))
-    assert moved.refs["path"].to_pylist() == planned(counts).refs["path"].to_pylist()
-
-
-def test_another_seed_is_another_order_of_every_split():
-    counts = {"train": 200, "test": 100}
-    orders = [paths_by_split(planned(counts, seed=seed)) for seed in (0, 1, 2, 2**63 - 1)]
-    for split in counts:
-        assert len({tuple(order[split]) for order in orders}) == len(orders)
 
 
 def test_the_order_of_a_seed_never_changes():
@@ -191,15 +174,6 @@ def test_the_digest_of_a_listing_changes_with_every_image(row, change):
     assert digest([*BASE[:row], BASE[row] | change, *BASE[row + 1 :]]) != digest(BASE)
 
 
-def test_the_digest_tells_how_many_images_there_are_and_where_a_folder_ends():
-    digests = {digest(BASE[:count]) for count in range(len(BASE) + 1)}
-    assert len(digests) == len(BASE) + 1
-    first, second = (BASE[0] | {"root": "a", "path": "b/c"}, BASE[0] | {"root": "ab", "path": "/c"})
-    assert digest([first]) != digest([second])
-    moved = [row | {"offset": row["offset"] + 1000, "stored_size": 7} for row in BASE]
-    assert digest(moved) == digest(BASE)
-
-
 IDENTITY = {"seed": 0, "classes": ["CNV", "DME"], "limit": None, "decoder": {"pillow": "12"}}
 
 
@@ -215,9 +189,3 @@ def test_the_fingerprint_changes_with_everything_and_the_difference_is_named(cha
     if change != {"more": None}:
         assert len(lines) == 1
         assert lines[0].startswith(f"{next(iter(change))}: ")
-
-
-def test_the_fingerprint_does_not_depend_on_the_order_of_its_parts_or_a_trip_through_json():
-    again = json.loads(json.dumps(dict(reversed(IDENTITY.items()))))
-    assert output_folder.fingerprint(again) == output_folder.fingerprint(IDENTITY)
-    assert printing.differences(again, IDENTITY) == []

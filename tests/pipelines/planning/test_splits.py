@@ -12,7 +12,7 @@ from image_files import jpeg, write_tree, write_zip
 from pipelines import errors
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA
-from pipelines.planning import splits
+from pipelines.planning import balance, splits
 from pipelines.planning.splits import SplitOptions
 from tfrecord_io.auditing import verify
 from tfrecord_io.format.hashing import hash_names
@@ -92,12 +92,6 @@ def test_every_patient_is_in_one_split_and_each_class_and_split_has_its_share_wi
         assert shares(result.refs, label) == pytest.approx(FRACTIONS, abs=0.02)
 
 
-def test_auto_finds_a_seed_that_leaves_no_split_empty():
-    # A patient is more than a tenth of them, so the shares alone are met best without some split.
-    result = by_patient([("train", "CNV", str(n), 1) for n in range(4)], split_seed=None)
-    assert set(result.refs["split"].to_pylist()) == {"train", "val", "test"}
-
-
 def test_auto_finds_a_seed_that_balances_every_class_of_few_patients_within_a_point():
     refs = refs_of(population(1500))
     chosen = by_patient(refs, split_seed=None)
@@ -125,20 +119,11 @@ def test_a_patient_keeps_its_split_in_every_version_and_moves_only_into_one_that
 
 def test_positions_are_even_and_never_change():
     def positions(names):
-        return splits.positions(hash_names(names), np.array([0], np.uint64))[0]
+        return balance.positions(hash_names(names), np.array([0], np.uint64))[0]
 
     found = positions([str(number) for number in range(5000)])
     assert np.histogram(found, 10, (0, 1))[0] == pytest.approx(500, abs=80)
     assert positions(["1001666"])[0] == pytest.approx(POSITION, abs=1e-15)
-
-
-def test_the_note_says_what_was_reached():
-    (note,) = by_patient(population(60)).notes
-    assert "split by patient with seed 0: test " in note
-    assert "(wanted 10.0%)" in note
-    assert "points off, because patients stay whole. --split_seed auto finds a seed that co" in note
-    with pytest.raises(errors.UserError, match=r"would get no image: .*1 patient is too few"):
-        by_patient([("train", "CNV", "1", 1)])
 
 
 def test_without_patients_files_of_one_content_stay_together_and_the_user_is_told():
@@ -181,12 +166,6 @@ def test_without_patients_a_study_is_in_one_split_and_the_user_is_told():
     assert [len(names) for names in splits_of_studies(result.refs)] == [1] * 80
     assert set(shares(result.refs)) == set(FRACTIONS)
     assert "split by studies, so a patient can be" in result.notes[0]
-
-
-def test_where_all_patients_are_known_studies_change_no_split():
-    refs = refs_of(population(100))
-    plain, in_study = (by_patient(r).refs["split"] for r in (refs, in_studies(refs)))
-    assert plain.to_pylist() == in_study.to_pylist()
 
 
 def test_a_study_of_unknown_patients_that_is_in_two_splits_is_a_leak():
@@ -284,17 +263,6 @@ def leaky_tree(tmp_path_factory):
         label = CLASSES[patient % 4]
         files[f"{split}/{label}/{label}-{patient}-{index}.jpeg"] = jpeg(number, 40, 48)
     return write_tree(tmp_path_factory.mktemp("leaky") / "scans", files)
-
-
-def test_a_build_by_patient_is_clean_verified_and_says_so(leaky_tree, tmp_path, capsys):
-    flags = ["--splits=patient", "--split_fractions=train=0.6,test=0.4", "--exclude_regex=-11-"]
-    output = build_here(leaky_tree, tmp_path / "out", *flags)
-    found = Manifest.load(output)
-    assert found.audit["measures"]["patients_in_several_splits"] == 0
-    assert (found.num_examples, found.counts["excluded"]) == (44, 4)
-    assert verify.verify(output) == []
-    assert "split by patient with seed 0" in capsys.readouterr().err
-    assert found.audit["notes"][0].startswith("split by patient with seed 0")
 
 
 def test_a_build_that_drops_leaks_lists_and_counts_them(leaky_tree, tmp_path, capsys):

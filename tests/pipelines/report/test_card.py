@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from builds import build_here
 from dataset_factory import bare_manifest
-from image_files import encoded, jpeg, rgb_pixels, scan_tree, write_tree
+from image_files import jpeg, write_tree
 from pages import Page, needs_chromium, require_good_page, require_shown
 
 from pipelines.report import card
@@ -61,39 +61,6 @@ def test_file_and_class_names_are_text_and_never_markup(tmp_path):
     Page(text)
 
 
-def test_a_dataset_of_many_classes_and_colours_has_a_card_of_modest_size(tmp_path):
-    files = {
-        f"train/class_{n // 3:03}/scan{n}.jpeg": encoded(rgb_pixels(n, 90, 90), "JPEG")
-        for n in range(180)
-    }
-    source = write_tree(tmp_path / "in", files)
-    out = build_here(source, tmp_path / "out", "--channels=3", "--image_size=80")
-    text = (out / "report.html").read_text()
-    assert len(text) < 3_000_000
-    assert "36 more classes are not shown" in text
-    Page(text)
-
-
-def test_a_card_of_small_pictures_says_that_near_duplicates_were_not_looked_for(tmp_path):
-    files = scan_tree({"train": 4, "test": 2}, classes=("CNV", "NORMAL"))
-    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", "--image_size=28")
-    text = (out / "report.html").read_text()
-    assert "The audit could not look for near duplicates" in text[: text.index("<main")]
-
-
-def test_a_short_list_of_cases_is_not_called_the_first_of_more(tmp_path):
-    # Three images are concerned and share one size, so the list has one row and lacks none.
-    sizes = [(40, 50)] * 6 + [(40, 120)] * 3
-    files = {
-        f"train/{c}/{c}-{n}-1.png": jpeg(n, *s)
-        for n, (c, s) in enumerate(zip("ABABABABA", sizes, strict=True))
-    }
-    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
-    text = (out / "report.html").read_text()
-    assert "3 images are far larger or smaller than usual" in text
-    assert "are shown" not in text
-
-
 @pytest.mark.parametrize(
     ("patients", "bars"),
     [
@@ -119,12 +86,6 @@ def test_a_class_has_a_bar_of_its_size_in_each_split():
     assert train == ("train: 4 images", [("A", 1, "1 (25 %)"), ("B", 3, "3 (75 %)")])
     assert "--length: 0.333" in page.show(train)
     assert "--length: 0.000" in page.show(test)
-
-
-def test_what_is_not_known_or_too_much_is_not_drawn():
-    many = dataset_of([f"class {n}" for n in range(99)], train=[1] * 99)
-    assert card.classes_of_splits(many, {"train": 99}) == []
-    assert card.images_of_patients(pa.table({"patient": pa.nulls(2, pa.string())})) == []
 
 
 # ---- in a browser

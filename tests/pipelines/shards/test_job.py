@@ -6,10 +6,8 @@ from builds import build_here, prepare, prepare_flags
 from image_files import (
     kermany_archive,
     pack,
-    png,
     scan_tree,
     scans_of,
-    write_tree,
 )
 
 from pipelines import errors
@@ -30,13 +28,6 @@ def test_an_input_that_cannot_be_used_leaves_no_output(tmp_path, name):
     with pytest.raises(errors.UserError), prepare_flags(argv):
         pass
     assert not (tmp_path / "out").exists()
-
-
-def test_a_source_and_an_output_may_be_given_relative_to_where_one_is(tmp_path, monkeypatch):
-    write_tree(tmp_path / "scans", TREE)
-    monkeypatch.chdir(tmp_path)
-    build_here("scans", "out")
-    assert (tmp_path / "out" / "manifest.json").exists()
 
 
 # ---- what decides the bytes, and what does not
@@ -70,20 +61,3 @@ def test_what_does_not_decide_the_bytes_is_no_part_of_the_identity(archive, tmp_
     flags = ["--max_reject_fraction=0.9", "--direct_num_workers=2", "--overwrite"]
     with prepare(archive, tmp_path / "a") as job, prepare(moved, tmp_path / "b", *flags) as other:
         assert other.build.draft.options == job.build.draft.options
-
-
-def test_patients_are_part_of_the_identity(tmp_path):
-    files = {
-        f"{label}/patient{k}/{k}{end}.png": png(k)
-        for k, label in enumerate(("CNV", "CNV", "DME", "DME"))
-        for end in ("", "-p1", "-p2-p3")
-    }
-    source = write_tree(tmp_path / "in", files)
-    in_path, in_name = ([rf"--patient_regex={pattern}"] for pattern in (r"(patient\d)/", r"^(\d)"))
-    with prepare(source, tmp_path / "out", *in_path) as job:
-        digests = [job.build.draft.options["source_listing"]]
-    with prepare(source, tmp_path / "out", *in_name, "--overwrite") as job:
-        digests.append(job.build.draft.options["source_listing"])
-    with prepare(source, tmp_path / "out", "--overwrite") as job:
-        assert job.build.draft.options["layout"] == "class/patient"
-    assert len({*digests}) == 2

@@ -16,7 +16,6 @@ from source_files import list_input
 
 from pipelines import build_tfrecords, errors
 from pipelines.sources import directory
-from tfrecord_io.decoding.rejects import is_of_content
 from tfrecord_io.format.manifest import Manifest
 
 TREE = scan_tree({"train": 3})
@@ -39,11 +38,6 @@ CONTENT_ERRORS = [
 ]
 NUMBERS = [errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EIO, errno.ESTALE, errno.EMFILE]
 MACHINE_ERRORS = [*map(system_error, NUMBERS), MemoryError()]
-
-
-def test_errors_of_the_content_are_told_from_those_of_the_machine():
-    assert all(map(is_of_content, CONTENT_ERRORS))
-    assert not any(map(is_of_content, [*MACHINE_ERRORS, ImportError("no codec")]))
 
 
 # ---- while the input is listed
@@ -88,17 +82,6 @@ def test_an_input_that_cannot_be_listed_ends_the_build(inputs, tmp_path, monkeyp
         patch.setattr(where, name, fail)
         with pytest.raises(errors.BuildError, match=r"may not read 1 files|cannot read .*again"):
             list_input(inputs / f"scans.{kind.replace('file', 'folder')}")
-
-
-@pytest.mark.parametrize("error", [system_error(errno.EINVAL), EOFError()], ids=repr)
-def test_an_archive_whose_index_is_damaged_is_refused(inputs, tmp_path, monkeypatch, error):
-    def fail(*_, **__):
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(*LISTINGS["zip"], fail)
-        with pytest.raises(errors.UserError, match="is not a complete"):
-            list_input(inputs / "scans.zip")
 
 
 def test_files_that_may_not_be_read_end_the_build_before_an_image_is_decoded(

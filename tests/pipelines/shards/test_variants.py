@@ -3,12 +3,10 @@
 import pytest
 from builds import build_here, build_of, rows_of
 from dataset_factory import pixels_of
-from image_files import jpeg, scan_tree, scans_of, write_tree, write_zip
+from image_files import jpeg, scan_tree, scans_of, write_zip
 
 from pipelines import errors
-from pipelines.report import summary
 from tfrecord_io import Manifest, image_key
-from tfrecord_io.auditing import audit
 from tfrecord_io.decoding import augment
 
 
@@ -60,32 +58,6 @@ def test_the_variants_are_part_of_what_a_dataset_is(built, scans):
     assert (chosen["variants"], chosen["augmentation"]) == (3, augment.RECIPE)
     with pytest.raises(errors.UserError, match="variants: 3 there, 0 now"):
         build_here(scans, built, "--num_shards=4", "--max_reject_fraction=0.1")
-
-
-def test_the_audit_and_the_summary_do_not_take_a_variant_for_an_image(
-    built, scans, tmp_path, capsys
-):
-    plain = build_here(scans, tmp_path / "plain", "--max_reject_fraction=0.1")
-    for output in (built, plain):
-        assert audit.audit(output).measures["examples"] == 16
-    summary.print_built(str(built), 1.0, 0)
-    said = capsys.readouterr().out
-    assert "17 files:\n       46 examples" in said
-    assert "      -30 augmented copies among them" in said
-
-
-def test_a_limit_is_of_images_not_of_variants(scans, tmp_path):
-    flags = ("--variants=2", "--limit=3", "--max_reject_fraction=1")
-    output = build_here(scans, tmp_path / "out", *flags)
-    assert sum(row["split"] == "train" for row in rows_of(output)) in (6, 9)  # one may be a reject
-    assert Manifest.load(output).counts["over_limit"] == 17 - 3 - 2 - 3
-
-
-def test_a_single_picture_may_have_variants_and_a_card(tmp_path):
-    source = write_tree(tmp_path / "scans", {"train/CNV/CNV-1-1.jpeg": jpeg()})
-    output = build_here(source, tmp_path / "out", "--variants=1")
-    assert Manifest.load(output).num_examples == 2
-    assert "1 image of 1 patient in 1 class (1 train)" in (output / "report.html").read_text()
 
 
 def test_a_file_named_like_a_variant_has_a_key_of_its_own(tmp_path):

@@ -3,59 +3,14 @@ import os
 import threading
 
 import pytest
-from s3_server import BUCKET
 
 from pipelines.shards.write import WriteBehind
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 
 
-@pytest.fixture(params=["local", "remote"])
-def storage(request, tmp_path):
-    if request.param == "local":
-        storage = Folder(str(tmp_path / "out"))
-    else:
-        request.getfixturevalue("s3")
-        storage = Folder(f"s3://{BUCKET}/{tmp_path.name}")
-    storage.make_build_dir()
-    return storage
-
-
 def write(storage, name, content):
     with storage.create(name) as file:
         file.write(content)
-
-
-def test_a_file_is_read_as_it_was_written_and_listed_with_those_of_its_folder(storage):
-    assert storage.names(BUILD_DIR) == []
-    for name in ("b", "a", f"{BUILD_DIR}/c"):
-        write(storage, name, name.encode())
-    assert storage.read("a") == b"a"
-    assert (storage.size("a"), storage.exists("a")) == (1, True)
-    assert (storage.size("other"), storage.exists("other")) == (None, False)
-    with pytest.raises(FileNotFoundError):
-        storage.read("other")
-    assert [name for name in storage.names() if name != BUILD_DIR] == ["a", "b"]
-    assert storage.names(BUILD_DIR) == ["c"]
-    assert Folder(storage.path("nowhere")).names() == []
-    assert Folder(f"{storage.root}/").path("a") == storage.path("a")
-
-
-def test_an_error_in_one_of_many_reads_is_raised_in_its_place(storage):
-    write(storage, "there", b"x")
-    contents = storage.map(storage.read, ["there", "not there"])
-    assert next(contents) == b"x"
-    with pytest.raises(FileNotFoundError):
-        next(contents)
-
-
-def test_small_files_of_a_store_are_waited_for_together(tmp_path):
-    together = threading.Barrier(4, timeout=20)
-
-    def read(name):
-        together.wait()
-        return name
-
-    assert list(Folder("s3://bucket/out").map(read, "abcdefgh")) == list("abcdefgh")
 
 
 def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_path, monkeypatch):

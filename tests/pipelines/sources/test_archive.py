@@ -11,16 +11,12 @@ import sys
 import unicodedata
 import zipfile
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from image_files import jpeg, kermany_archive, write_zip
+from image_files import jpeg, write_zip
 from source_files import FIRST, TREE, list_input, read_input, upload, write_input
 
 from pipelines import errors
 from pipelines.listing.refs import iterate_refs
-from pipelines.sources.archive import open_archive
 from tfrecord_io.stores import archives
 
 
@@ -49,29 +45,6 @@ def test_every_file_is_read_as_it_was_written_and_no_place_is_told(tmp_path, eve
     assert described == {"kind": what, "name": f"scans.{kind}"}
 
 
-def test_a_header_is_read_without_the_rest_of_the_file(tmp_path, everywhere):
-    content = np.random.default_rng(0).bytes(50_000)
-    files = {"CNV/scan": content, "CNV/empty": b"", "CNV/few": b"abc"}
-    path = write_input(tmp_path, everywhere, files)
-    source, listing = list_input(path)
-    with source.open() as reader:
-        starts = {
-            ref.path: reader.read_start(ref.member, 1000) for ref in iterate_refs(listing.table)
-        }
-    assert content.startswith(starts["CNV/scan"])
-    assert 900 < len(starts["CNV/scan"]) <= 1000
-    assert (starts["CNV/empty"], starts["CNV/few"]) == (b"", b"abc")
-
-
-def test_a_second_tree_with_other_content_of_the_same_size_is_noticed(tmp_path, everywhere):
-    files = kermany_archive(TREE)
-    name = f"oct2017/OCT2017 /{FIRST}"
-    files[name] = files[name][::-1]
-    _, listing = list_input(write_input(tmp_path, everywhere, files))
-    assert [(r.source_path, r.reason) for r in listing.ledger.rejects] == [(name, "path_conflict")]
-    assert listing.ledger.copies == len(TREE) - 1
-
-
 def test_an_input_that_changes_during_the_build_ends_it(tmp_path, everywhere):
     place = write_input(tmp_path, everywhere)
     source, listing = list_input(place)
@@ -91,16 +64,6 @@ def test_an_input_that_changes_during_the_build_ends_it(tmp_path, everywhere):
             reader.read(ref.member)
         with pytest.raises(errors.ToldError, match=message):
             reader.open(ref.member).read(9)
-
-
-def test_an_archive_that_a_worker_does_not_see_is_named(tmp_path):
-    source = open_archive(write_input(tmp_path, "zip"))
-    source.file.path.unlink()
-    with (
-        pytest.raises(errors.BuildError, match="every worker must be able to read it"),
-        source.open(),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -170,18 +133,6 @@ def test_a_zip_of_any_writer_with_names_of_any_script_is_read(tmp_path, kind):
 JOINED = "unpack them one by one and give the folder"
 
 
-def test_fields_of_a_local_header_may_have_any_length(tmp_path):
-    # As zipalign pads members: the field is in the local header, and not in the index.
-    path, lengths = tmp_path / "a.zip", itertools.cycle([5, 300, 40_000])
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in TREE.items():
-            info, rest = zipfile.ZipInfo(name), next(lengths) - 4
-            info.extra = struct.pack("<HH", 0xD935, rest) + b"x" * rest
-            archive.writestr(info, content)
-            info.extra = b""
-    assert read_input(path) == TREE
-
-
 def central_entry(data, name):
     """Returns where a member's entry in the zip's central directory begins."""
     # APPNOTE.TXT 4.3.12: the name follows 46 bytes that begin with this signature.
@@ -223,14 +174,6 @@ def test_a_hostile_entry_of_a_zip_is_a_reject_and_the_others_are_read(
     assert read_input(path) == {**TREE, FIRST: reason}
 
 
-def test_a_zip_whose_end_holds_the_signature_of_an_end_is_listed(tmp_path):
-    path = write_zip(tmp_path / "a.zip", TREE)
-    data = bytearray(path.read_bytes())
-    data[-18:-14] = b"PK\5\6"  # overwrites the disk numbers, which zipfile ignores
-    path.write_bytes(data)
-    assert set(read_input(path)) == set(TREE)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_members", "comment"),
@@ -251,45 +194,6 @@ def test_a_zip_of_any_number_of_members_is_whole(tmp_path, num_members, comment)
         path.write_bytes(data[: start + size] + end)
     with path.open("rb") as file, archives.open_zip(file) as archive:
         assert len(archive.infolist()) == count
-
-
-def test_a_member_with_content_that_is_named_like_a_folder_or_not_at_all_is_a_reject(tmp_path):
-    files = {**TREE, "train/CNV/": b"content", "train/empty/": b"", "?/CNV.jpeg": b"1"}
-    path = write_zip(tmp_path / "a.zip", files)
-    # zipfile ends a name at a zero byte, here at its first.
-    path.write_bytes(path.read_bytes().replace(b"?/CNV", b"\0/CNV"))
-    found = read_input(path)
-    assert found == {**TREE, "train/CNV/": "unsafe_name", "": "unsafe_name"}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The bytes of an archive of each kind."""
-    folder = tmp_path_factory.mktemp("whole")
-    return {kind: write_input(folder, kind).read_bytes() for kind in ARCHIVES}
-
-
-@pytest.mark.parametrize("kind", ARCHIVES)
-@pytest.mark.parametrize("is_cut", [True, False])
-@given(data=st.data())
-def test_an_archive_that_is_cut_or_damaged_anywhere_gives_no_wrong_bytes_and_no_other_error(
-    tmp_path, whole, kind, is_cut, data
-):
-    damaged = bytearray(whole[kind])
-    places = st.integers(0, len(damaged) - 1)
-    for place in data.draw(st.lists(places, min_size=1, max_size=1 if is_cut else 3)):
-        end = len(damaged) if is_cut else place + 1
-        damaged[place:end] = b"" if is_cut else [data.draw(st.integers(0, 255))]
-    path = tmp_path / f"damaged.{kind}"
-    path.write_bytes(damaged)
-    try:
-        found = read_input(path)
-    except errors.UserError as error:
-        assert str(path) in str(error)  # noqa: PT017
-        return
-    assert not is_cut
-    for name, content in found.items():
-        assert isinstance(content, str) or content in TREE.values(), name
 
 
 # ---- what may lack members

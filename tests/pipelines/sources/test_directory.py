@@ -7,7 +7,7 @@ from builds import IN_MEMORY
 from image_files import write_tree, write_zip
 from source_files import TREE, list_input, read_input
 
-from pipelines import build_tfrecords, errors, options
+from pipelines import build_tfrecords, errors
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
 
@@ -31,14 +31,6 @@ def test_an_input_of_another_kind_is_refused_with_the_right_source(
     flags = [f"--source={source}", f"--input={tmp_path / given}", f"--output={tmp_path / 'out'}"]
     assert build_tfrecords.main([*flags, IN_MEMORY]) == 2
     assert re.search(message, capsys.readouterr().err)
-
-
-def test_an_output_inside_the_input_folder_is_refused_before_it_becomes_a_class(tmp_path):
-    inside = tmp_path / "scans" / "tfrecords"
-    arguments = ["--source=directory", f"--input={tmp_path / 'scans'}", f"--output={inside}"]
-    with pytest.raises(errors.UserError, match=r"tfrecords is inside --input .*scans"):
-        options.parse_options(arguments)
-    assert not inside.exists()
 
 
 def test_links_to_files_are_followed_and_links_to_folders_are_named(tmp_path):

@@ -56,18 +56,6 @@ def test_several_columns_of_labels_are_several_labels(tmp_path):
         assert row["label"] == ("|".join(map(str, chosen)) or "none")
 
 
-def test_other_arrays_are_columns_or_named_as_not_read(tmp_path, capsys):
-    images = np.arange(20 * 64, dtype=np.uint8).reshape(20, 8, 8)
-    ages = np.arange(20) + 30
-    arrays = {"images": images, "labels": ages % 2, "age": ages, "patient": ages // 2}
-    np.savez(tmp_path / "a.npz", masks=images > 0, **arrays)
-    assert build_rows(tmp_path / "a.npz", tmp_path / "out") == 0
-    for row in rows_of(tmp_path / "out"):
-        place = int(row["path"].partition("#")[2])
-        assert (row["age"], row["patient"]) == (place + 30, str((place + 30) // 2))
-    assert "not read: the arrays masks of a.npz" in capsys.readouterr().err
-
-
 IMAGES = np.zeros((4, 8, 8), np.uint8)
 
 

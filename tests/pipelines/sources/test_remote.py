@@ -11,7 +11,6 @@ from image_files import (
     grey_pixels,
     kermany_archive,
     pack,
-    png,
     scan_tree,
     scans_of,
     write_tree,
@@ -22,7 +21,6 @@ from tiff_files import tiff_file
 
 from pipelines import build_tfrecords, errors, options
 from pipelines.sources import factory
-from tfrecord_io import Manifest
 from tfrecord_io.stores import remote
 
 
@@ -138,14 +136,6 @@ def test_an_input_on_a_store_is_read_in_parts_and_gives_the_bytes_of_the_local_o
     assert shards_of(tmp_path / "remote") == shards_of(tmp_path / "local") != {}
 
 
-def test_a_picture_whose_name_on_a_store_ends_like_a_folder_is_a_reject(s3, tmp_path):
-    for name in ("CNV/1.png", "CNV/2.png/", "DME/3.png"):
-        s3.client.put_object(Bucket=BUCKET, Key=f"odd/{name}", Body=png())
-    output = tmp_path / "out"
-    build(s3, "directory", f"s3://{BUCKET}/odd", output, "--max_reject_fraction=0.5")
-    assert Manifest.load(output).rejects == {"unreadable_name": 1}
-
-
 @pytest.mark.parametrize(
     ("source", "name", "message"),
     [
@@ -185,8 +175,3 @@ def parsed(*words):
 def test_what_dataflow_cannot_see_is_refused_before_anything_is_fetched(words, message):
     with pytest.raises(errors.UserError, match=message):
         factory.require_reachable(*parsed(*words, *DATAFLOW))
-
-
-def test_what_every_worker_sees_is_not_refused():
-    factory.require_reachable(*parsed("--source=archive", "--input=gs://b/a.zip", *DATAFLOW))
-    factory.require_reachable(*parsed("--source=archive", "--input=a.zip"))

@@ -1,20 +1,16 @@
 """Tests of the synthetic source: what it draws, and the tree it writes."""
 
-import io
-import os
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 
 import numpy as np
 import pytest
 from builds import files_of
-from PIL import Image
 
 from pipelines import errors
 from pipelines.sources import synthetic
 from pipelines.sources.synthetic import (
     ARCHIVE_FOLDER,
-    COMPLETE_MARKER,
     FILE_MTIME,
     LABEL_NAMES,
     SPLITS,
@@ -37,12 +33,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(synthetic, "draw_bscan", draw)
 
 
-@pytest.fixture(scope="module")
-def plan():
-    """The plan of a dataset large enough for proportions to show; nothing is drawn."""
-    return synthetic._plan_tree(4000, seed=0)
-
-
 # Scans
 
 
@@ -53,34 +43,6 @@ def test_a_scan_depends_on_each_of_its_arguments_and_on_nothing_else(other):
     first = draw_bscan("CNV", 4, 2, 0)
     assert not np.array_equal(draw_bscan(*other), first)
     np.testing.assert_array_equal(draw_bscan("CNV", 4, 2, 0), first)
-
-
-def test_a_file_is_a_grey_jpeg_of_a_size_and_length_that_the_archive_has():
-    known = {(512, 496), (768, 496), (1024, 496), (1536, 496), (512, 512), (384, 496)}
-    sizes = defaultdict(set)
-    for label in LABEL_NAMES:
-        for patient in range(8):
-            data = encode_jpeg(draw_bscan(label, patient, 1, 0))
-            with Image.open(io.BytesIO(data)) as image:
-                assert (image.format, image.mode) == ("JPEG", "L")
-                assert 0.8 < 8 * len(data) / (image.width * image.height) < 4  # real ones: 1 to 3
-                sizes[image.size].add(label)
-    assert set(sizes) <= known
-    assert sizes[512, 496] == set(LABEL_NAMES)
-
-
-def test_each_disease_is_visible_where_it_belongs():
-    def lesions(label):
-        draws, x_mm = map(np.random.default_rng, range(20)), np.linspace(-3, 3, 512)
-        return [synthetic._draw_lesions(draw, label, x_mm, 0.5, 0.0) for draw in draws]
-
-    for normal in lesions("NORMAL"):
-        assert (normal.elevation.max() < 3, normal.fluid.max(), normal.cysts) == (True, 0, [])
-    assert min(drusen.elevation.max() for drusen in lesions("DRUSEN")) > 5
-    assert min(cnv.elevation.max() for cnv in lesions("CNV")) > 5
-    assert sum(cnv.fluid.max() > 3 for cnv in lesions("CNV")) > 10
-    assert min(len(dme.cysts) for dme in lesions("DME")) >= 2
-    assert min(dme.swelling.max() for dme in lesions("DME")) > 0.1
 
 
 # Shares and the plan
@@ -96,22 +58,6 @@ def test_the_plan_has_images_in_every_class_of_every_split_and_no_path_twice(num
         assert {sizes[split, name] for split in SPLITS[1:] for name in LABEL_NAMES} == {100}
     assert set(sizes) == {(split, label) for split in SPLITS for label in LABEL_NAMES}
     assert len({t.name for t in tasks}) == num_examples
-
-
-def test_patients_have_several_images_a_few_have_two_classes_and_none_two_splits(plan):
-    splits = defaultdict(set)
-    for task in plan:
-        splits[task.patient].add(task.split)
-    assert len(splits) > 500
-    assert {len(shown) for shown in splits.values()} == {1}
-    images = Counter((t.patient, t.label) for t in plan)
-    assert min(images.values()) == 1
-    assert 8 <= max(images.values()) <= 12
-    classes = Counter(patient for patient, _ in images)
-    assert max(classes.values()) == 2
-    assert 0.01 < sum(count == 2 for count in classes.values()) / len(classes) < 0.15
-    other = synthetic._plan_tree(4000, seed=1)
-    assert len({t.patient for t in plan} & {t.patient for t in other}) < 100
 
 
 # The tree
@@ -167,39 +113,6 @@ def test_a_tree_that_is_not_as_it_would_be_drawn_is_drawn_again(tmp_path, change
     write_tree(folder, 12, seed=3, progress=reported.append)
     assert sum(reported) == 12
     assert files_of(folder / ARCHIVE_FOLDER) == before
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_stopped_drawing_leaves_what_was_there_and_the_next_run_draws_a_whole_tree(tmp_path):
-    folder = tmp_path / "tree"
-    write_tree(folder, 13, seed=8)
-    before = files_of(folder)
-
-    def stop(_):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_tree(folder, 14, seed=3, progress=stop)
-    assert files_of(folder) == before
-    write_tree(folder, 14, seed=3)
-    assert len(files_of(folder / ARCHIVE_FOLDER)) == 14
-    assert [path.name for path in tmp_path.iterdir()] == ["tree"]
-    assert sorted(path.name for path in folder.iterdir()) == [COMPLETE_MARKER, ARCHIVE_FOLDER]
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_second_process_that_would_draw_into_the_same_folder_is_refused(tmp_path):
-    seen = []
-
-    def draw_meanwhile(_):
-        message = rf"process id {os.getpid()}\) is writing the images of"
-        with pytest.raises(errors.UserError, match=message):
-            write_tree(tmp_path / "tree", 12, 0)
-        seen.append(True)
-
-    write_tree(tmp_path / "tree", 12, 0, progress=draw_meanwhile)
-    assert seen
-    assert [path.name for path in tmp_path.iterdir()] == ["tree"]
 
 
 def test_a_tree_that_is_not_ours_is_refused_and_kept(tmp_path):

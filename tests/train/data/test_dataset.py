@@ -12,7 +12,7 @@ from dataset_factory import change_column
 from marked_images import groups_in, marked_data, regroup, write_marked_dataset
 
 import tfrecord_io
-from pipelines.planning import splits
+from pipelines.planning import balance
 from tfrecord_io import PixelStatistics
 from tfrecord_io.format.groups import Groups
 from tfrecord_io.format.hashing import hash_names
@@ -163,7 +163,7 @@ def test_augmented_copies_stay_with_their_original_and_are_not_scored(tmp_path):
 
 def test_folds_are_even_within_a_split_though_one_hash_decides_both():
     names = [f"patient:{number}" for number in range(5000)]
-    places = splits.positions(hash_names(names), np.zeros(1, np.uint64))[0]
+    places = balance.positions(hash_names(names), np.zeros(1, np.uint64))[0]
     of_split = Groups(names=pa.array(names, pa.large_string()).filter(pa.array(places < 0.1)))
     counts = np.bincount(patient_folds(of_split, 5))
     assert counts == pytest.approx(np.full(5, 100), abs=30)
