@@ -123,10 +123,11 @@ def open_archive(place: Path | Address, **facts: Any) -> ArchiveSource:
     with errors.clear_read_errors(str(place)), file.open() as opened:
         start = opened.read(START_BYTES)
     if not start.startswith(archives.SIGNATURES) and not name.lower().endswith(".zip"):
-        kind = what_is(name, start) or "another file"
+        kind = what_is(name, start)
         raise errors.UserError(
-            f"{place} is not a zip, but {kind}; of archives only a zip is read. Unpack it, as with "
-            f"tar xf {shlex.quote(name)} -C FOLDER, and give the folder as --input"
+            f"{place} is not a zip, which is the only archive that is read; unpack another one, as "
+            f"with tar xf {shlex.quote(name)} -C FOLDER, and give the folder as --input"
+            + (f". It is {kind}" if kind else "")
         )
     return ArchiveSource(file, {"kind": "archive", "name": name, **facts})
 

@@ -133,7 +133,7 @@ def test_without_patients_files_of_one_content_stay_together_and_the_user_is_tol
     def read(refs):
         return [content[path] for path in refs["path"].to_pylist()]
 
-    with pytest.raises(errors.UserError, match=r"no patient is known.*--splits file makes"):
+    with pytest.raises(errors.UserError, match=r"no patient is known.*--splits file, which makes"):
         apply(rows, read, splits="patient")
     result = apply(rows, read, splits="file")
     together = collections.defaultdict(set)
