@@ -288,8 +288,8 @@ def _counts_by_class(
 ) -> np.ndarray:
     """Returns int64 [num_groups, num_classes], the number of images; see `LabelKind.balance`."""
     labels = pc.dictionary_encode(refs["label"].cast(pa.string())).combine_chunks()
-    texts, codes = label_kind.classes_of(labels.dictionary.to_pylist(), labels.indices.to_numpy())
-    codes = members * len(texts) + codes
+    texts = labels.dictionary.to_pylist()
+    codes = members * len(texts) + labels.indices.to_numpy()
     counts = np.bincount(codes, minlength=num_groups * len(texts)).reshape(num_groups, len(texts))
     return label_kind.balance(counts, texts)
 

@@ -18,7 +18,7 @@ from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format import shapes
-from tfrecord_io.format.examples import SITE
+from tfrecord_io.format.examples import SITE, recounted
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
 from tfrecord_io.pages.pictures import data_url
@@ -71,7 +71,7 @@ def render(
     `examples` is what `examples.audited` returns, and `dropped` are the rows of
     dropped.csv. The audit had `checks` besides its own.
     """
-    labels = dataset.label_kind.describe(dataset.label_names)
+    labels, dataset = dataset.label_kind.describe(dataset.label_names), recounted(dataset, examples)
     of_splits = collections.Counter(examples["split"].to_pylist())
     sizes = {name: of_splits[name] for name in dataset.splits}
     charts = [*classes_of_splits(dataset, sizes), *images_of_patients(examples)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pyarrow.compute as pc
 
@@ -112,15 +112,9 @@ def print_complete(output: str) -> None:
 
 def _table(dataset: Manifest) -> str:
     """Returns a text table of the number of examples by split and class."""
-    names: Sequence[str] = dataset.label_names
-    if dataset.label_kind.is_number:
-        names = [f"mean {names[0]}"]
-        numbers = dataset.audit["measures"]["target"]["splits"]
-    rows = [["split", *map(printable, names), "examples", "shards"]]
+    rows = [["split", *map(printable, dataset.label_names), "examples", "shards"]]
     for name, split in dataset.splits.items():
         counts = [f"{count:,}" for count in split.label_counts]
-        if dataset.label_kind.is_number:
-            counts = [f"{numbers[name]['mean']:.6g}" if name in numbers else "-"]
         rows.append([name, *counts, f"{split.num_examples:,}", f"{len(split.shards):,}"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]

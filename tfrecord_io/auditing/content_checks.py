@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, Finding, note, problem, warning
 from tfrecord_io.format import shapes
-from tfrecord_io.format.examples import numbers_of
 from tfrecord_io.format.manifest import DROPPED_FILE_NAME, REJECTS_FILE_NAME
 from tfrecord_io.terminal.printing import listed, many
 
@@ -21,43 +19,15 @@ _MOST_NAMES = 12  # in a sentence
 _MANY_CLASSES = 100
 
 
-def check_numbers(examined: Examined) -> Iterator[Finding]:
-    """Yields how the numbers of a dataset of numbers are distributed in its splits."""
-    if not examined.dataset.label_kind.is_number:
-        return
-    (name,) = examined.dataset.label_names
-    values = numbers_of(examined.examples)
-    described: dict[str, dict[str, Any]] = {}
-    told: list[str] = []
-    for place, split in enumerate(examined.splits):
-        members = values[examined.split == place]
-        if len(members):
-            mean, std = float(members.mean()), float(members.std())
-            low, *quartiles, high = np.quantile(members, (0, 0.25, 0.5, 0.75, 1)).tolist()
-            described[split] = {
-                "images": len(members), "mean": mean, "std": std, "min": low,
-                "quartiles": quartiles, "max": high,
-            }  # fmt: skip
-            spread = f"mean {mean:.6g}, standard deviation {std:.6g}"
-            told.append(f"{split}: {spread}, from {low:.6g} to {high:.6g}")
-    examined.measures["target"] = {"name": name, "splits": described}
-    detail = "; ".join(told) + "."
-    if described.get("train", {}).get("std") == 0:
-        detail += " There is nothing to learn from them."
-        yield problem("target", f"All images of train have the same {name}", detail)
-    else:
-        yield note("target", f"How {name} is distributed", detail)
-
-
 def check_classes(examined: Examined) -> Iterator[Finding]:
-    """Yields missing classes (or ranges), and those that differ in size or between splits."""
+    """Yields missing classes, and those that differ in size or between splits."""
     dataset, kind = examined.classes, examined.kind
-    names, is_range = dataset.label_names, examined.dataset.label_kind.is_number
+    names = dataset.label_names
     counts = {name: np.array(split.label_counts) for name, split in dataset.splits.items()}
     totals = sum(counts.values(), np.zeros(len(names), np.int64))
     ratio = float(totals.max() / max(totals.min(), 1)) if len(totals) else 1.0
     examined.measures["class_ratio"] = ratio
-    if examined.dataset.label_kind.one_hot and len(names) == 1 and not is_range:
+    if examined.dataset.label_kind.one_hot and len(names) == 1:
         detail = "Every result would be perfect. --layout, --label_regex or --labels name classes."
         yield problem("one_class", f"All images are of one {kind.noun}, {names[0]}", detail, 1)
     if examined.dataset.label_kind.one_hot and len(names) > _MANY_CLASSES:
@@ -71,8 +41,7 @@ def check_classes(examined: Examined) -> Iterator[Finding]:
             title = f"{many(len(missing), kind.noun, kind.plural)} missing from {name}"
             detail = f"{listed(missing, _MOST_NAMES)}: this split can neither teach nor test them."
             yield warning("class_missing", title, detail, len(missing))
-    # Ranges are made to be of equal size, and differ only if many numbers are the same.
-    if ratio > 3 and not is_range:
+    if ratio > 3:
         most, least = names[totals.argmax()], names[totals.argmin()]
         title = f"The {kind.plural} differ in size by a factor of {ratio:.1f}"
         detail = f"{most} has {totals.max():,} images, {least} {totals.min():,}. The trainer "
@@ -80,14 +49,13 @@ def check_classes(examined: Examined) -> Iterator[Finding]:
         yield note("class_balance", title, detail)
     sizes = np.maximum(np.bincount(examined.split, minlength=len(counts)), 1)
     shares = dict(zip(counts, map(np.divide, counts.values(), sizes), strict=True))
-    told = "the mean error" if is_range else "plain accuracy"
     for name, share in shares.items():
         train = shares.get("train", share)
         place = int(np.abs(share - train).argmax())
         if abs(share[place] - train[place]) > 0.10:
             title = f"{name} has a different mix of {kind.plural} than train"
             detail = f"{names[place]} is {share[place]:.0%} of {name} and {train[place]:.0%} of "
-            detail += f"train, so {told} on {name} says little about data mixed like train."
+            detail += f"train, so plain accuracy on {name} says little about data mixed like train."
             yield note("class_shift", title, detail)
 
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tfrecord_io.auditing.findings import Finding
 from tfrecord_io.auditing.twins import Twins
-from tfrecord_io.format.examples import FILE_NAME, as_classes
+from tfrecord_io.format.examples import FILE_NAME, recounted
 from tfrecord_io.format.groups import group_images
 from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.pages.page import Section
@@ -27,7 +27,7 @@ class Examined:
         twins: the duplicates among these examples.
         most_listed: largest number of cases that a finding lists; None for all.
         measures: the numbers behind the findings; each check adds its own.
-        classes: the manifest, with ranges instead of numbers; `kind` is its kind of label.
+        classes: the manifest with the counts of `examples`; `kind` is its kind of label.
         labels: texts of labels; of classes, their names.
         split: int64 [num_examples], index in `splits`, the names of the manifest's.
         label: int64 [num_examples], index in `labels`.
@@ -43,13 +43,12 @@ class Examined:
         self.dataset, self.examples, self.twins = dataset, examples, twins
         self.most_listed = most_listed
         self.measures: dict[str, Any] = {"examples": examples.num_rows}
-        self.classes, in_classes = as_classes(dataset, examples)
-        self.kind = self.classes.label_kind
-        self.splits, self.labels = list(dataset.splits), self.classes.label_names
+        self.classes, self.kind = recounted(dataset, examples), dataset.label_kind
+        self.splits, self.labels = list(dataset.splits), dataset.label_names
         if not self.kind.one_hot:
             self.labels = sorted(pc.unique(examples["label"]).to_pylist())
         self.split = _index(examples["split"], self.splits)
-        self.label = _index(in_classes["label"], self.labels)
+        self.label = _index(examples["label"], self.labels)
         self.groups = group_images(examples)
         self.joined = group_images(examples, twins.pairs)
 
@@ -62,7 +61,7 @@ class Check(NamedTuple):
         add_arguments: adds the flags of its limits to the audit command.
         violations: returns a line for each of these limits that the measures exceed.
         section: returns its part of the dataset's page, from the manifest, the measures, and the
-            table that `examples.audited` returns; with ranges instead of numbers.
+            table that `examples.audited` returns.
     """
 
     find: Callable[[Examined], Iterator[Finding]]

@@ -19,7 +19,7 @@ from PIL import Image, ImageFilter
 
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format import schema, visible
-from tfrecord_io.format.examples import HASH_LENGTH, encode, encode_labels
+from tfrecord_io.format.examples import HASH_LENGTH, encode
 from tfrecord_io.format.groups import believe, group_images
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.stores.folder import Folder
@@ -167,7 +167,7 @@ class Twins:
 
 
 def find_twins(examples: pa.Table, images: ImageReader, dataset: Manifest) -> Twins:
-    """Finds examples with the same pixels, and near duplicates. Numbers count as their ranges.
+    """Finds examples with the same pixels, and near duplicates.
 
     Near duplicates of one patient (or whatever `groups.group_images` knows) within one split and
     label are left out, because many images of one patient look alike, and nothing follows from it.
@@ -183,7 +183,7 @@ def find_twins(examples: pa.Table, images: ImageReader, dataset: Manifest) -> Tw
     candidates = np.flatnonzero(~blank)
     rows, distance, complete = find_pairs(hashes[candidates])
     first, second = candidates[rows.T]
-    split, label = encode(examples["split"])[0], encode_labels(examples, dataset.label_kind)[1]
+    split, label = (encode(examples[name])[0] for name in ("split", "label"))
     across = have_different(split, groups, first, second)
     across |= have_different(label, groups, first, second)
     codes = group_images(examples).codes

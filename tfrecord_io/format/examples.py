@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tfrecord_io.format.groups import COPY_OF, SOURCES, Groups
-from tfrecord_io.format.kinds import LabelKind, OneClass
 from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.stores.folder import Folder
 
@@ -79,12 +78,6 @@ IDENTITY = ("key", "pixels_xxh3", GROUP.name, "patient", SITE)
 #: metadata with facts of their dataset: JSON, as is `patients` in it, how these got their names:
 #: the pattern, the code of the secret of `Manifest.has_codes`, and whether a table named them.
 SEEN_FILE_NAME, SEEN_ORIGIN = "seen.parquet", b"origin"
-
-
-class _Ranges(OneClass):
-    """The classes are ranges of a number; no dataset is stored with them."""
-
-    noun, plural = "range", "ranges"
 
 
 def table_of(
@@ -248,33 +241,11 @@ def encode(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
     return encoded.indices.fill_null(-1).to_numpy().astype(np.int64), encoded.dictionary
 
 
-def encode_labels(examples: pa.Table, kind: LabelKind) -> tuple[Sequence[str], np.ndarray]:
-    """Returns the different labels, or ranges of numbers, and the place of each example in them."""
-    codes, texts = encode(examples["label"])
-    return kind.classes_of(texts.to_pylist(), codes)
-
-
-def numbers_of(examples: pa.Table) -> np.ndarray:
-    """Returns the numbers of a dataset of numbers, float64 [num_examples]."""
-    return pc.cast(examples["label"], pa.float64()).to_numpy()
-
-
-def as_classes(dataset: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Table]:
-    """Returns a dataset of numbers as one of classes, its ranges in ascending order.
-
-    Any other keeps its labels. The counts of the labels are those of `examples`, which `audited`
-    returned.
-    """
-    kind, names = dataset.label_kind, dataset.label_names
-    if kind.is_number:
-        ranges, codes = encode_labels(examples, kind)
-        labels = pa.array(ranges, pa.string()).take(pa.array(codes))
-        examples = examples.set_column(examples.schema.get_field_index("label"), "label", labels)
-        kind, names = _Ranges(), tuple(ranges)
-    texts, of_split = examples["label"], examples["split"]
+def recounted(dataset: Manifest, examples: pa.Table) -> Manifest:
+    """Returns a dataset whose counts of the labels are those of `examples`, of `audited`."""
     splits = {}
     for name, split in dataset.splits.items():
-        counts = kind.counts(texts.filter(pc.equal(of_split, name)).to_pylist(), names)
+        texts = examples["label"].filter(pc.equal(examples["split"], name)).to_pylist()
+        counts = dataset.label_kind.counts(texts, dataset.label_names)
         splits[name] = dataclasses.replace(split, label_counts=counts)
-    facts = {"label_kind": kind, "label_names": names, "splits": splits}
-    return dataclasses.replace(dataset, **facts), examples
+    return dataclasses.replace(dataset, splits=splits)
