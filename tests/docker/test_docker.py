@@ -12,6 +12,7 @@ import builds
 import pytest
 
 from pipelines.engine import engine
+from pipelines.options import FLAG_NAMES
 
 DOCKERFILES = sorted((builds.ROOT / "docker").glob("*.Dockerfile"))
 METADATA = builds.ROOT / "docker" / "metadata.json"
@@ -107,6 +108,6 @@ def test_the_flex_template_asks_for_flags_that_exist_and_takes_their_defaults():
 
     chosen = builds.parsed([*(f"--{n}={v}" for n, v in values.items()), *added])
 
-    engine.check_flags(chosen.beam_args, chosen.flag_names)
+    engine.check_flags(chosen.beam_args, FLAG_NAMES)
     assert chosen.pixels.image_shape == (224, 200, 3)
     assert chosen.plan.num_shards == 64
