@@ -216,33 +216,22 @@ def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
 # ---- the terminal
 
 
-def describe(
-    task: Task, metrics: Mapping[str, Any], beside: Mapping[str, Any] | None = None
-) -> str:
-    """Returns what stands on top of the page as a few lines of text.
-
-    `beside` are the metrics of the training run, which stand beside those of another dataset.
-    """
-    columns, verdict = [beside, metrics] if beside else [metrics], task.verdict(metrics)
-    rows = {}
-    for name in task.run_measures:
-        scores = (column.get("scores", {}).get(name) for column in columns)
-        rows[title_of(name)] = [
-            with_interval(score, form_of(name), "") if score else "–" for score in scores
-        ]
-    width = max(map(len, rows))
-    weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
-    where = f", on {beside.get('split') or 'none'} of the run and here" if beside else ""
+def describe(task: Task, metrics: Mapping[str, Any]) -> str:
+    """Returns what stands on top of the page as a few lines of text."""
+    verdict, by_patient = task.verdict(metrics), metrics.get("by_patient", {})
     intervals = "without intervals"
     if metrics["bootstrap_samples"]:
         intervals = f"with 95 % intervals over {plural_unit(metrics['bootstrap_by'])}"
     lines = [
-        f"{metrics['split']}: {measured_images(metrics)}{weights}",
+        f"{metrics['split']}: {measured_images(metrics)}",
         *(f"  {sentence}" for sentence in (f"It {verdict[0]}", *verdict[1:])),
-        f"{intervals}{where}:",
-        *(f"  {title:<{width}}" + "".join(map("  {:<24}".format, rows[title])) for title in rows),
+        f"{intervals}:",
     ]
-    if by_patient := metrics.get("by_patient"):
+    width = max(len(title_of(name)) for name in task.run_measures)
+    for name in task.run_measures:
+        figure = with_interval(metrics["scores"][name], form_of(name), "")
+        lines.append(f"  {title_of(name):<{width}}  {figure}")
+    if by_patient:
         figures = (
             f"{title_of(name)} {with_interval(score, form_of(name), '')}"
             for name, score in by_patient.items()

@@ -65,9 +65,9 @@ def write_charts(
     cannot be drawn or written is left out with a warning, because a long run must not fail for a
     picture.
     """
-    kept, charts = metrics.get("best_epoch") or 0, {}
+    charts = {}
     draw: dict[str, Callable[[Axes], str]] = {
-        quantity: lambda axes, quantity=quantity: _curve(axes, history, quantity, kept)
+        quantity: lambda axes, quantity=quantity: _curve(axes, history, quantity)
         for quantity in ("loss", "accuracy")
     }
     if predictions:
@@ -121,8 +121,8 @@ def _label(name: str) -> str:
     return printable(name, 28).replace("$", r"\$")
 
 
-def _curve(axes: Axes, history: Sequence[Mapping[str, Any]], quantity: str, best_epoch: int) -> str:
-    """Draws a quantity of the training and the validation by epoch, and which epoch was kept."""
+def _curve(axes: Axes, history: Sequence[Mapping[str, Any]], quantity: str) -> str:
+    """Draws a quantity of the training and the validation by epoch."""
     from matplotlib.ticker import MaxNLocator
 
     for key, name in ((quantity, "training"), (f"val_{quantity}", "validation")):
@@ -131,8 +131,6 @@ def _curve(axes: Axes, history: Sequence[Mapping[str, Any]], quantity: str, best
             axes.plot(*zip(*rows, strict=True), label=name, marker="." if len(rows) < 30 else "")
     if not axes.lines:
         return ""
-    if best_epoch:
-        axes.axvline(best_epoch, color="grey", linestyle=":", label="kept epoch")
     axes.set(xlabel="epoch", ylabel="loss in nats" if quantity == "loss" else quantity)
     axes.set_ylim(bottom=0, top=1 if quantity == "accuracy" else None)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -78,11 +78,16 @@ class Result:
     mistakes: Sequence[ShownAnswer] = ()
     legend: str = ""
 
-    # What a kind of result says of itself.
+    # What a kind of result says of itself: its name, the first sentence, the beginning of what had
+    # not been seen, and what a reader must not conclude.
     kind: ClassVar[str] = "Result of the run"
+    lead: ClassVar[str] = "On the {images} of {split}, the network {verdict}"
+    compared: ClassVar[str] = "What the network had seen was compared with these {}: it had seen"
+    limits: ClassVar[Sequence[str]] = (
+        "All images come from one collection. A network is often worse on images of another "
+        "clinic or device; evaluate it on such a dataset before you rely on it elsewhere.",
+    )
     parts: ClassVar[Sequence[sections.Make]] = ()
-
-    # ---- what the sections ask
 
     @property
     def manifest(self) -> Manifest:
@@ -93,8 +98,24 @@ class Result:
         return task_of(self.manifest.label_kind)
 
     @property
+    def heading(self) -> str:
+        return f"How well the network reads {self.manifest.name}"
+
+    @property
     def is_measured(self) -> bool:
         return "scores" in self.metrics
+
+    @property
+    def is_of_validation(self) -> bool:
+        """Whether the run made its choices with the images that measure it."""
+        return self.metrics.get("split") == "val"
+
+    @property
+    def uses(self) -> dict[str, str]:
+        """What the splits of the dataset were used for, besides measuring."""
+        chose = "calibration" in self.metrics
+        watched = "chose temperature and thresholds" if chose else "watched during training"
+        return {"train": "trained on", "val": watched}
 
     @functools.cached_property
     def shown(self) -> list[str]:
@@ -114,39 +135,6 @@ class Result:
         # Each training image has as many.
         size = 1 + self.manifest.options.get("variants", 0) * (split == "train")
         return [count // size for count in (part.num_examples, *part.label_counts)]
-
-    @property
-    def heading(self) -> str:
-        return f"How well the network reads {self.manifest.name}"
-
-    @property
-    def is_of_validation(self) -> bool:
-        """Whether the run made its choices with these images, too."""
-        return False
-
-    def lead(self, images: str, split: str, verdict: str) -> str:
-        """Returns the first sentence of the page, on these images of a split."""
-        return f"On the {images} of {split}, the network {verdict}"
-
-    def comparison_with(self, images: str) -> str:
-        """Returns the beginning of the sentence on what was not seen before."""
-        return f"What the network had seen was compared with these {images}: it had seen"
-
-    def uses(self) -> dict[str, str]:
-        """Returns what the splits of the dataset were used for, besides measuring."""
-        watched = "watched during training"
-        if self.metrics.get("calibration"):
-            watched = "chose temperature and thresholds"
-        return {"train": "trained on", "val": watched}
-
-    def limits(self) -> list[str]:
-        """Returns what a reader must not conclude from such a result."""
-        return [
-            "All images come from one collection. A network is often worse on images of another "
-            "clinic or device; evaluate it on such a dataset before you rely on it elsewhere."
-        ]
-
-    # ---- files
 
     def write(
         self, explanation: Explanation | None = None, num_explained: int = MAX_EXPLAINED
@@ -196,13 +184,9 @@ class Result:
             with atomic_write(directory / PAGE_NAME) as file:
                 file.write(result.render().encode("utf-8"))
         if predictions:
-            print(result.describe())
+            print(words.describe(self.task, metrics))
         write_last(directory / METRICS_NAME, metrics)
         return metrics
-
-    def describe(self) -> str:
-        """Returns the measures for the terminal."""
-        return words.describe(self.task, self.metrics)
 
     def render(self) -> str:
         """Returns the HTML of the page."""
@@ -233,21 +217,15 @@ class Result:
 class RunResult(Result):
     """The result of a training."""
 
+    limits = (
+        *Result.limits,
+        "This is one run. Another seed or another choice of patients gives another result; "
+        "a cross-validation (--folds 5) shows how much it varies.",
+    )
     parts = (
         *(sections.classes, sections.by, sections.answers, sections.probabilities),
         *_ALWAYS,
     )
-
-    @property
-    def is_of_validation(self) -> bool:
-        return self.metrics.get("split") == "val"
-
-    def limits(self) -> list[str]:
-        return [
-            *super().limits(),
-            "This is one run. Another seed or another choice of patients gives another result; "
-            "a cross-validation (--folds 5) shows how much it varies.",
-        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -255,22 +233,17 @@ class CrossValidationResult(Result):
     """The result of all folds of a cross-validation."""
 
     kind = "Cross-validation"
+    lead = (
+        "In a cross-validation, each of {images} was judged by a network that was trained on the "
+        "other folds. They {verdict}"
+    )
+    compared = (
+        "What each network had seen was compared with those that it judged of these {}: it had seen"
+    )
     parts = (
         *(sections.classes, sections.by, sections.answers, sections.folds),
         *(sections.probabilities, *_ALWAYS),
     )
-
-    def lead(self, images: str, split: str, verdict: str) -> str:
-        return (
-            f"In a cross-validation with {len(self.metrics['folds'])} folds, each of {images} was "
-            f"judged by a network that was trained on the other folds. They {verdict}"
-        )
-
-    def comparison_with(self, images: str) -> str:
-        return (
-            "What each network had seen was compared with those that it judged of these "
-            f"{images}: it had seen"
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -286,6 +259,10 @@ class EvaluationResult(Result):
     is_own_dataset: bool = False
 
     kind = "Evaluation"
+    limits = (
+        "All images come from one collection. A network is often worse on images of another "
+        "clinic or device.",
+    )
     parts = (
         *(sections.classes, sections.by, sections.comparison, sections.answers),
         *(sections.probabilities, *_ALWAYS),
@@ -297,23 +274,10 @@ class EvaluationResult(Result):
         run = Path(self.metrics["model"].removesuffix("/export")).resolve().name
         return f"How well {run} reads {self.manifest.name}"
 
-    def lead(self, images: str, split: str, verdict: str) -> str:
-        exposure = self.exposure
-        if exposure and exposure.is_measured and exposure.num_images:
-            return (
-                f"On all {images} of {split}, including {exposure.num_images:,} that it had seen "
-                f"before, or others of their patients, the network {verdict}"
-            )
-        return super().lead(images, split, verdict)
+    @property
+    def is_of_validation(self) -> bool:
+        return False
 
+    @property
     def uses(self) -> dict[str, str]:
-        return super().uses() if self.is_own_dataset else {}
-
-    def limits(self) -> list[str]:
-        return [
-            "All images come from one collection. A network is often worse on images of another "
-            "clinic or device."
-        ]
-
-    def describe(self) -> str:
-        return words.describe(self.task, self.metrics, self.own_metrics)
+        return super().uses if self.is_own_dataset else {}

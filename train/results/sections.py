@@ -93,7 +93,7 @@ def top(result: Result) -> list[Any]:
                 "seen them, or others of their patients."
             )
         if seen.claims:
-            leads.append(f"{result.comparison_with(images)} {listed(seen.claims)}.")
+            leads.append(f"{result.compared.format(images)} {listed(seen.claims)}.")
     cautions += [sentence(seen.advice or ""), sentence(seen.note or "")] if seen else []
     cautions.append(task.doubt(metrics) or "")
     if result.is_of_validation:
@@ -101,7 +101,8 @@ def top(result: Result) -> list[Any]:
             "The dataset has no test split. The run also made its choices with these validation "
             "images, so the result is probably too good."
         )
-    blocks: list[Any] = [page.Note(result.lead(images, where, verdict), "lead first")]
+    lead = result.lead.format(images=images, split=where, verdict=verdict)
+    blocks: list[Any] = [page.Note(lead, "lead first")]
     blocks += [page.Note(caution, "caution") for caution in cautions if caution]
     more = [page.Note(lead, "lead") for lead in leads]
     blocks.append(page.Details("More on this result", more, "fold") if more else None)
@@ -418,7 +419,7 @@ def flow_of(result: Result) -> list[list[page.Step]]:
     manifest, metrics, folded = result.manifest, result.metrics, result.folded_splits
     split = str(metrics.get("split"))
     measured = list(folded or (manifest.splits if split == "all" else split.split(",")))
-    uses = result.uses() | dict.fromkeys(measured, "measured")
+    uses = result.uses | dict.fromkeys(measured, "measured")
     if folded:
         uses = dict.fromkeys(folded, "divided into folds")
     seen = []
@@ -524,7 +525,7 @@ def limits(result: Result) -> Section:
         # The note on what the network has seen stands on top of the page.
         on_top = result.exposure and result.exposure.note
         notes = [sentence(note) for note in metrics["notes"] if note != on_top]
-        sentences = result.limits() + notes
+        sentences = [*result.limits, *notes]
         if 0 < (metrics["num_patients"] or 0) < FEW_GROUPS:
             patients = counted(metrics["num_patients"], "patient")
             sentences.append(f"{patients} cannot represent all patients.")

@@ -30,7 +30,7 @@ def drawn(name, probabilities, labels, names=OCT_NAMES):
 def written(folder, names, num_examples):
     """Returns the texts of the files that are written, and the charts of the page."""
     answers = random_answers(names, num_examples)
-    found = measured(*answers) | {"best_epoch": 2}
+    found = measured(*answers)
     shown = charts.write_charts(folder / "plots", HISTORY, found, predictions_of(*answers))
     return {path.stem: path.read_text() for path in (folder / "plots").iterdir()}, shown
 
@@ -40,14 +40,13 @@ def points_of(axes):
     return {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
 
 
-def test_the_curves_show_what_is_known_and_which_epoch_was_kept():
+def test_the_curves_show_what_is_known():
     axes = Figure().add_subplot()
-    assert charts._curve(axes, HISTORY, "loss", best_epoch=2) == "Loss"
+    assert charts._curve(axes, HISTORY, "loss") == "Loss"
     lines = points_of(axes)
     assert lines["training"] == [[1, 2], [2, 1]]
     assert lines["validation"] == [[1, 1]]
-    assert [x for x, _ in lines["kept epoch"]] == [2, 2]
-    assert charts._curve(Figure().add_subplot(), [], "loss", 0) == ""
+    assert charts._curve(Figure().add_subplot(), [], "loss") == ""
 
 
 def test_a_curve_has_the_area_that_its_legend_names():

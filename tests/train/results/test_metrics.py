@@ -27,7 +27,7 @@ def measured_labels(labels, predicted=None, names=OCT_NAMES, **arguments):
 
 def describe(result, **entries):
     """Returns what the terminal says of measures."""
-    found = {"split": "test", "best_epoch": 1} | result | entries
+    found = {"split": "test"} | result | entries
     return words.describe(CLASSES, found)
 
 
@@ -149,13 +149,12 @@ def test_the_spread_of_a_cross_validation_is_over_the_folds_that_define_a_score(
     assert part["spread"]["auc/CNV"] == {"mean": 0.8, "std_over_folds": None}
 
 
-def test_the_terminal_names_the_split_and_the_epoch_and_escapes_what_would_steer_it():
+def test_the_terminal_names_the_split_and_escapes_what_would_steer_it():
     result = measured_labels([0, 1], names=("a\x1b]0;title\x07", "b"))
-    text = describe(result, split="train+val", best_epoch=None)
+    text = describe(result, split="train+val")
     assert text.startswith("train+val: 2 images\n  It named the right class for 100.0 % (2 of 2; ")
     assert "a\\x1b]0;title\\x07" in text
     assert all(line.isprintable() for line in text.splitlines())
-    assert "2 images, weights of epoch 7\n" in describe(result, best_epoch=7)
 
 
 def answers_of_runs(num_images=60, num_folds=3, shift=0.0):

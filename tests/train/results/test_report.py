@@ -311,7 +311,7 @@ def test_a_cross_validation_shows_its_folds_and_their_spread():
     found = words(page_of(**made | {"metrics": pooled}))
     assert "is 8.5 %. Divided by a temperature, 1.50 on average" in found
     assert "it would be 1.9 %" in found
-    assert "In a cross-validation with 5 folds, each of 80 images of 40 patients" in found
+    assert "In a cross-validation, each of 80 images of 40 patients" in found
     assert f"{pooled['spread']['accuracy']['std_over_folds']:.3f}" in found
     assert "This is one run." not in found
 
