@@ -23,8 +23,8 @@ from pipelines.engine import launch
 from pipelines.extras import codes, exclude, preview, rename
 from pipelines.listing.classes import with_classes
 from pipelines.listing.images import Images
-from pipelines.listing.label_table import Labels, read_table
 from pipelines.listing.listing import list_images
+from pipelines.listing.table import LabelTable, read_table
 from pipelines.options import BuildOptions, parse_options
 from pipelines.planning.draft import make_draft, with_counts
 from pipelines.planning.plan import ShardTask, make_plan, write_plan
@@ -53,7 +53,7 @@ class SmallFiles(NamedTuple):
         secret: that of `--anonymize`.
     """
 
-    labels: Labels | None
+    labels: LabelTable | None
     excluded: Sequence[exclude.Entry]
     secret: codes.Secret | None
 

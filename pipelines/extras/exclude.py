@@ -20,7 +20,7 @@ from pipelines import errors
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import iterate_refs
-from pipelines.listing.table_cells import read_texts
+from pipelines.listing.table import read_texts
 from tfrecord_io.decoding.dicom import patient_code
 from tfrecord_io.format.person import Person
 from tfrecord_io.terminal.flags import flag

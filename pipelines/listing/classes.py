@@ -1,4 +1,4 @@
-"""Finds the classes of the images: chooses and orders them, and refuses what cannot be one."""
+"""Finds the classes and the patients of the images: by patterns, and by what the user chose."""
 
 from __future__ import annotations
 
@@ -6,29 +6,26 @@ import collections
 import posixpath
 import re
 import statistics
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing import roles
 from pipelines.listing.files import find_in_names, first_of
 from pipelines.listing.images import Images, Ledger
-from pipelines.listing.options import ListingOptions
-from pipelines.listing.refs import RejectedFile, counts_of, iterate_refs
+from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
+from pipelines.listing.refs import OTHER, RejectedFile, counts_of, iterate_refs
 from tfrecord_io.format.kinds import CLASSES
-from tfrecord_io.format.schema import SPLITS
-from tfrecord_io.terminal.printing import counted
-from tfrecord_io.terminal.spelling import look_alike, misspelled, rename_flag, written
+from tfrecord_io.format.person import persons
+from tfrecord_io.terminal.printing import counted, listed, printable
+from tfrecord_io.terminal.spelling import look_alike, rename_flag, written
 
-# With fewer classes than this, few images of a class draw no note.
-_FEW_CLASSES = 5
+# With more classes than this, each needs more images than a few: else they may be patients.
+_MANY_CLASSES, _FEW_IMAGES = 20, 2
 
-_ADVICE = (
-    "say what the folders are with --layout, find the class in names with --label_regex, give a "
-    "table with --labels, or name the classes with --classes"
-)
+# So many names are shown.
+_SHOWN = 6
 
 
 def with_labels_in_names(images: Images, label_regex: str) -> Images:
@@ -48,68 +45,91 @@ def with_labels_in_names(images: Images, label_regex: str) -> Images:
     detail = "--label_regex finds no class in its path"
     without = iterate_refs(refs.filter(pc.invert(has_label)))
     rejects = tuple(RejectedFile(ref.source_path, "no_label", detail) for ref in without)
-    counts = counts_of(labels.drop_null())
     images = images.with_column("label", labels.cast(pa.string()).dictionary_encode())
-    refs = images.table.filter(has_label)
-    layout = (*images.layout, ("class in names", roles.told(counts)))
-    images = images.then(refs, Ledger(rejects=rejects), layout=layout)
-    if len(refs) > 1 == len(counts):
+    return images.then(images.table.filter(has_label), Ledger(rejects=rejects))
+
+
+def with_patients(images: Images, options: ListingOptions, *, in_table: bool) -> Images:
+    """Returns the images with their patients, in which the site stands first if there are sites.
+
+    The patient is the one of the table (`in_table`) or of the level `patient` of `--layout`; else
+    what the user's `--patient_regex` finds; else that of the tags of DICOM, or what the default
+    pattern finds in a name.
+
+    Raises:
+        errors.UserError: if the user's pattern finds no patient.
+    """
+    refs, patients = images.table, images.table["patient"]
+    if not (in_table or "patient" in options.layout):
+        in_names = find_in_names(refs["path"], options.patient_regex)
+        if options.patient_regex != DEFAULT_PATIENT_REGEX:
+            images, patients = images.noted(*_notes_on(refs["path"], in_names, options)), in_names
+        else:
+            patients = pc.coalesce(patients, in_names)
+    if f"{OTHER}site" in refs.column_names:
+        patients = persons(patients, refs[f"{OTHER}site"])
+    if alike := look_alike(patients.drop_null().unique().to_pylist()):
         images = images.noted(
-            f"--label_regex {label_regex!r} finds one class in all images ({min(counts)!a} in "
-            f"{first_of(refs['path'])}); its first group should be what differs between classes"
+            f"{sum(map(len, alike)):,} patients have names that differ only in case, spaces, "
+            f"hyphens or invisible characters, such as {' and '.join(map(ascii, alike[0]))}, and "
+            "count as different people; if they are not, give each one name in a table of --labels"
         )
-    return images
+    return images.with_column("patient", patients)
+
+
+def _notes_on(paths: pa.Array, found: pa.Array, options: ListingOptions) -> Iterator[str]:
+    """Yields a note if the user's pattern finds few patients; raises an error if it finds none."""
+    num_found, num_images = len(found) - found.null_count, len(found)
+    if num_found < num_images / 2:
+        text = (
+            f"--patient_regex {options.patient_regex!r} finds a patient in the names or paths of "
+            f"{num_found:,} of {num_images:,} images; others are "
+            + first_of(paths.filter(found.is_null()))
+        )
+        if not num_found:
+            raise errors.UserError(
+                f"{text}. Its first group should be the patient, as in (patient[0-9]+)/ for a "
+                "folder for each patient; a table of --labels can name the patients, too"
+            )
+        yield text
 
 
 def with_classes(images: Images, options: ListingOptions) -> Images:
-    """Returns the images of the chosen classes, with the names of these; each file is counted.
+    """Returns the images of the chosen classes, and the names of these; each file is counted.
 
     Raises:
-        errors.UserError: if a chosen class has no images, or the classes cannot be any.
-    """
-    images = with_checked_classes(of_classes(images, options), options)
-    return with_label_names(images, options).checked()
-
-
-def of_classes(images: Images, options: ListingOptions) -> Images:
-    """Keeps the images of the chosen classes, or all if none is, and notes names that look odd.
-
-    Raises:
-        errors.UserError: if a chosen class has no images.
+        errors.UserError: if a chosen class has no images, many classes have an image or two, or a
+            split has none of the classes of train.
     """
     counts = collections.Counter[str]()
     for label, count in counts_of(images.table["label"]).items():
         counts.update(dict.fromkeys(options.label_kind.names_in(label), count))
     chosen = options.grades or options.classes
-    notes = _notes_on_names(counts, chosen or counts.keys(), in_folders=not options.tables)
-    images = images.noted(*notes, is_private=False)
-    if not chosen:
-        return images
-    if missing := set(chosen) - counts.keys():
+    if missing := {*chosen} - counts.keys():
         absent, present = (", ".join(map(repr, sorted(names))) for names in (missing, counts))
         raise errors.UserError(
             f"--classes or --grades names {absent}, but the classes are {present}"
         )
-    is_chosen = pc.is_in(images.table["label"].cast(pa.string()), pa.array(chosen))
-    num_others = images.table.num_rows - pc.sum(is_chosen).as_py()
+    images = images.noted(*_notes_on_names(counts, chosen), is_private=False)
+    if chosen:
+        is_chosen = pc.is_in(images.table["label"].cast(pa.string()), pa.array(chosen))
+        num_others = images.table.num_rows - pc.sum(is_chosen).as_py()
+        found = Ledger(ignored={"class_not_chosen": num_others})
+        images = images.then(images.table.filter(is_chosen), found)
+    if options.label_kind == CLASSES and not chosen:
+        _require_classes(images.table, counts, has_layout=bool(options.layout))
+    names = chosen or (options.label_columns and images.label_names)
+    if not names:
+        places = {name: place for place, name in enumerate(images.label_names)}
+        names = sorted(counts, key=lambda name: (places.get(name, 0), name))
     return images.then(
-        images.table.filter(is_chosen), Ledger(ignored={"class_not_chosen": num_others})
-    )
+        label_names=tuple(names), layout=tuple(_layout_of(images, options))
+    ).checked()
 
 
-def _notes_on_names(
-    counts: Mapping[str, int], used: Collection[str], *, in_folders: bool
-) -> Iterator[str]:
-    """Yields what the user should know about the names of classes, without the name of a table.
-
-    `counts` has the number of images of each label, `used` the labels that are used.
-    """
-    for name in sorted(used):
-        if in_folders and name.lower() in SPLITS:
-            yield (
-                f"the class {name!a} has the name of a split; if it is not a class, give --input "
-                "or --tree the folder that holds the SPLIT or CLASS folders"
-            )
+def _notes_on_names(counts: Mapping[str, int], chosen: tuple[str, ...]) -> Iterator[str]:
+    """Yields a note on names of classes that may be one, with the flag that joins them."""
+    used = chosen or counts.keys()
     for same in look_alike(counts):
         best = max(same, key=lambda name: (name in used, name == written(name), counts[name]))
         if best in used:
@@ -118,49 +138,17 @@ def _notes_on_names(
                 f"the labels {' and '.join(map(ascii, same))} differ only in case, spaces, hyphens "
                 f"or invisible characters; if they are one, join them with {flag}"
             )
-    for rare, name in misspelled(counts).items():
-        if rare in used or name in used:
-            yield (
-                f"the label {rare!a} has {counted(counts[rare], 'image')}, and {name!a} has "
-                f"{counts[name]:,}; if they are one, join them with {rename_flag({rare: name})}"
-            )
 
 
-def with_checked_classes(images: Images, options: ListingOptions) -> Images:
-    """Notes odd classes, unless the user has named them or they are not classes.
-
-    Raises:
-        errors.UserError: if all classes are named like splits or kinds of files, many have an image
-            or two, each class is a patient, or a split has none of those of train.
-    """
-    if options.label_kind != CLASSES or options.classes:
-        return images
-    refs = images.table
-    counts = counts_of(refs["label"])
-    shown = roles.shown(counts)
-    if counts and all(map(roles.is_no_class, counts)):
-        raise errors.UserError(
-            f"the classes would be {shown}, which are names of splits or of kinds of files; "
-            f"{_ADVICE}"
-        )
+def _require_classes(refs: pa.Table, counts: Mapping[str, int], *, has_layout: bool) -> None:
     median = statistics.median(counts.values()) if counts else 0
-    if len(counts) >= _FEW_CLASSES and median <= roles.FEW_IMAGES:
-        text = f"half of the {len(counts):,} classes have {median:g} images or fewer: {shown}"
-        if len(counts) > roles.MANY_CLASSES:
-            raise errors.UserError(f"{text}; {_ADVICE}")
-        images = images.noted(text)
-    _require_classes_of_train(refs)
-    known = refs.select(["label", "patient"]).drop_null()
-    pairs = known.group_by(["label", "patient"]).aggregate([])
-    if len(pairs) == len(pairs["patient"].unique()) == len(counts) >= _FEW_CLASSES:
+    if len(counts) > _MANY_CLASSES and median <= _FEW_IMAGES and not has_layout:
         raise errors.UserError(
-            f"each of the {len(pairs):,} classes is one patient: {shown}; {_ADVICE}, or change "
-            "--patient_regex, if it finds the class in names"
+            f"half of the {len(counts):,} classes have {median:g} images or fewer: "
+            f"{listed(sorted(map(printable, counts)), _SHOWN)}. If they are patients, find the "
+            "class with --label_regex or --labels; if they are classes, say so with --layout class "
+            "or --classes"
         )
-    return images
-
-
-def _require_classes_of_train(refs: pa.Table) -> None:
     pairs = refs.group_by(["split", "label"]).aggregate([("path", "min"), ("path", "max")])
     rows = pairs.to_pylist()
     train = {row["label"] for row in rows if row["split"] == "train"}
@@ -173,23 +161,24 @@ def _require_classes_of_train(refs: pa.Table) -> None:
         pattern = f" '(^|/){folder}/'" if folder else ""
         raise errors.UserError(
             f"the split {split} has none of the classes of train, but "
-            f"{roles.shown(row['label'] for row in own)}. If its images have no labels, leave "
-            f"them out with --exclude_regex{pattern}; or name all classes with --classes, or let "
-            "them have the same names with --rename_classes"
+            f"{listed(sorted(printable(row['label']) for row in own), _SHOWN)}. If its images have "
+            f"no labels, leave them out with --exclude_regex{pattern}; or name all classes with "
+            "--classes, or let them have the same names with --rename_classes"
         )
 
 
-def with_label_names(images: Images, options: ListingOptions) -> Images:
-    """Returns the images with the names of the labels, in the order of their indices.
-
-    These are the chosen ones, those that the table of labels names, or all that there are.
-    """
-    if options.label_kind.is_number or options.grades or options.classes:
-        return images.then(label_names=options.label_names)
-    if images.label_names and (options.label_columns or options.label_separator):
-        return images
-    places = {name: place for place, name in enumerate(images.label_names)}
-    names = images.table["label"].unique().to_pylist()
-    return images.then(
-        label_names=tuple(sorted(names, key=lambda name: (places.get(name, 0), name)))
-    )
+def _layout_of(images: Images, options: ListingOptions) -> Iterator[tuple[str, str]]:
+    """Yields a row for each level of folders, and for what is in names: its role, and its names."""
+    if options.labels or options.rows:
+        return
+    columns = {role: f"{OTHER}site" if role == "site" else role for role, _ in images.layout}
+    if options.label_regex:
+        columns["class in names"] = "class"
+    if "patient" not in columns and images.table["patient"].null_count < images.table.num_rows:
+        columns["patient in tags" if images.frames else "patient in names"] = "patient"
+    for role, column in columns.items():
+        name = "label" if column == "class" else column
+        counts = counts_of(images.table[name].drop_null()) if name != "*" else {}
+        ranked = sorted((-count, label) for label, count in counts.items())
+        few = [f"{printable(label)} {-count:,}" for count, label in ranked]
+        yield role, f"{len(ranked):,}: {listed(few, _SHOWN)}" if few else ""

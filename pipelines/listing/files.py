@@ -46,38 +46,30 @@ _FILE_SCHEMA = pa.schema(
 )
 
 
-def chosen(members: Iterable[Member], options: ListingOptions) -> Iterator[tuple[Member, bool]]:
-    """Yields each file, by its name as names are compared, and whether the patterns choose it."""
-    include, exclude = options.include_regex or "", options.exclude_regex
-    for member in (member.in_one_form for member in members):
-        is_chosen = bool(re.search(include, member.name))
-        yield member, is_chosen and not (exclude and re.search(exclude, member.name))
-
-
-def read_files(members: Iterable[Member], options: ListingOptions, *, has_folders: bool) -> Images:
+def read_files(members: Iterable[Member], options: ListingOptions) -> Images:
     """Counts the files of a source, and returns those that may be images, by their names and sizes.
-
-    `has_folders` says that folders name the classes, beside which texts may lie.
 
     Raises:
         errors.BuildError: if this user may not read some files.
         errors.UserError: if no file can be used.
     """
+    include, exclude = options.include_regex or "", options.exclude_regex
     num_files, excluded, others = 0, 0, list[str]()
     rejects, ignored = list[RejectedFile](), collections.Counter[str]()
 
     def candidates() -> Iterator[tuple[str | int | None, ...]]:
         nonlocal num_files, excluded
-        for member, is_chosen in chosen(members, options):
+        for member in (member.in_one_form for member in members):
             num_files += 1
-            if not is_chosen:
+            name = member.name
+            if not re.search(include, name) or (exclude and re.search(exclude, name)):
                 excluded += 1
-            elif reason := _ignored_reason(member.name):
+            elif reason := _ignored_reason(name):
                 ignored[reason] += 1
             elif problem := _problem_of(member):
-                rejects.append(RejectedFile(member.name, *problem))
-            elif has_folders and ending_of(member.name) in _TEXT_ENDINGS:
-                others.append(member.name)
+                rejects.append(RejectedFile(name, *problem))
+            elif ending_of(name) in _TEXT_ENDINGS:
+                others.append(name)
             else:
                 yield *member[:5], member.spelled
 
@@ -109,8 +101,8 @@ def read_files(members: Iterable[Member], options: ListingOptions, *, has_folder
     images = Images(table=table, ledger=ledger + Ledger.of_others(others))
     if excluded or not options.exclude_regex:
         return images
-    told = f"--exclude_regex {options.exclude_regex!r} leaves out no file"
-    return images.noted(told, is_private=False, is_stored=False)
+    text = f"--exclude_regex {options.exclude_regex!r} leaves out no file"
+    return images.noted(text, is_private=False, is_stored=False)
 
 
 def _ignored_reason(name: str) -> str | None:
@@ -159,26 +151,6 @@ def ending_of(name: str) -> str | None:
     return "" if last.isdecimal() else last
 
 
-def in_tree(tree: str | None) -> str:
-    """Returns a pattern of the names in the folder of `--tree`; of all names without one."""
-    name = (tree or "").strip(" /")
-    # It may end with spaces, as that of the Kermany data.
-    return f"^{re.escape(name)} */" if name else "^"
-
-
-def inside_tree(files: Images, tree: str | None) -> Images:
-    """Returns the files in a folder of the input, if it is given; the ledger counts the others.
-
-    Raises:
-        errors.UserError: if there are none.
-    """
-    table = files.table.filter(pc.match_substring_regex(files.table["name"], in_tree(tree)))
-    if tree and not table.num_rows:
-        raise errors.UserError(f"--tree {tree!r}: no file of the input is in such a folder")
-    num_others = files.table.num_rows - table.num_rows
-    return files.then(table, Ledger(ignored={"other_tree": num_others}))
-
-
 def without_label(
     names: Iterable[str], why: Callable[[str], str], endings: Collection[str | None] = ()
 ) -> Ledger:
@@ -193,12 +165,6 @@ def without_label(
         else:
             others.append(name)
     return Ledger(rejects=tuple(rejects)) + Ledger.of_others(others)
-
-
-def folders_above(name: str) -> Iterator[str]:
-    """Yields the folders above a file or folder, innermost first: `a/b` and `a` of `a/b/1.png`."""
-    while name := posixpath.dirname(name):
-        yield name
 
 
 def common_folders(folders: Iterable[str]) -> list[str]:

@@ -46,19 +46,15 @@ _MOST_IN_ONE_PROCESS = 1000
 def with_frames(
     images: Images, source: Source, modalities: Collection[str], *, keep_patients: bool
 ) -> Images:
-    """Replaces each DICOM file, and each TIFF of several pages, by its frames.
+    """Replaces each file of several pictures by its frames, and reads the tags of DICOM.
 
-    Each frame counts as a file, and so does each page that is not an image; `frame` stays null for
-    files that are one image. The patient of a DICOM file is taken from its tags, as a hash, unless
-    a table names the patients: `keep_patients`.
+    Each frame counts as a file; `frame` stays null for files that are one image. The patient is
+    taken from the tags, as a hash, unless the images have theirs: `keep_patients`. Objects of DICOM
+    that are not pictures, and those of other modalities than these, if any are given, are counted
+    as ignored.
 
-    A file is recognised by its content. A file that is named like a picture, except a TIFF, is not
-    opened, so a folder of pictures is listed fast; the decoder rejects such a file if it holds
-    frames. Headers are read once, with a progress bar, by several threads. Many headers on this
-    machine are read by a process per core, because parsing one takes longer than reading it.
-
-    Objects of DICOM that are not pictures, and those of other modalities than these, if any are
-    given, are counted as ignored.
+    A file is recognised by its content, but one that is named like a picture is not opened, so a
+    folder of pictures is listed fast; the decoder rejects such a file if it holds frames.
 
     Raises:
         errors.UserError: if there is a DICOM file and pydicom or a codec is not installed, or no

@@ -138,8 +138,7 @@ class Images:
     def digest(self) -> str:
         """Hexadecimal SHA-256 of the names, sizes and versions of all images, and their facts.
 
-        It does not depend on where the images are in an archive. Columns of a table of labels have
-        a digest of their own.
+        It does not depend on where the images are in an archive.
         """
         digest = hashlib.sha256()
         for batch in self.table.to_batches(BATCH_ROWS):
@@ -150,10 +149,10 @@ class Images:
                 if pa.types.is_integer(field.type):
                     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
                     digest.update(numbers.astype("<i8").tobytes())
-                elif field.name in REF_SCHEMA.names or pa.types.is_string(field.type):
+                else:
                     # No name has a zero byte, so it can mark the end of each; 1 stands for null.
-                    texts = ("\1" if text is None else text for text in column.to_pylist())
-                    digest.update("\0".join([field.name, *texts, ""]).encode())
+                    cells = ("\1" if cell is None else str(cell) for cell in column.to_pylist())
+                    digest.update("\0".join([field.name, *cells, ""]).encode())
         return digest.hexdigest()
 
     def checked(self) -> Images:

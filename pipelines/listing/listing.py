@@ -1,37 +1,37 @@
 """Lists the images of a source in one table: a row each, with split, class and patient.
 
-These are in the names of folders (`by_folders`), or in the rows of a table of labels (`by_table`),
-which Parquet and npz files bring along. Each further step takes the images, and returns them with
-what it has found, or without what is not wanted. What it left out, and what the user should know,
-is in their ledger.
+There is one rule for each question:
+
+- Which folder is the class: `CLASS/image` or `SPLIT/CLASS/image`, see `folders`.
+- Where labels are, if not in folders: in a table, see `table` and `rows`; or in names, by
+  `--label_regex`.
+- Who a patient is, see `classes.with_patients`.
+- What one image is: a file, or a frame of a DICOM file, see `frames`.
+
+What does not fit is refused. Each step takes the images, and returns them with what it has found,
+or without what is not wanted; what it left out is counted in their ledger.
 """
 
 from __future__ import annotations
 
-from pipelines.listing.by_folders import place_by_folders
-from pipelines.listing.by_table import place_by_table, rows_of_chosen_files
-from pipelines.listing.classes import (
-    with_labels_in_names,
-)
-from pipelines.listing.copies import without_second_trees
+from pipelines.listing.classes import with_labels_in_names, with_patients
 from pipelines.listing.files import read_files
+from pipelines.listing.folders import place_by_folders, without_second_trees
 from pipelines.listing.frames import with_frames
 from pipelines.listing.images import Images
-from pipelines.listing.label_table import Labels, read_table
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.patients import with_patients
+from pipelines.listing.rows import place_by_table
+from pipelines.listing.table import LabelTable, read_table
 from pipelines.sources.source import Source
 
 
 def list_images(
-    source: Source,
-    options: ListingOptions,
-    labels: Labels | None = None,
+    source: Source, options: ListingOptions, labels: LabelTable | None = None
 ) -> Images:
     """Sorts the files of a source into images, copies of images, rejects and ignored files.
 
-    Split, class and patient come from the folders, or from a table of labels, by default the one
-    that the options name. `classes.with_classes` chooses among the labels.
+    `labels` is the table of labels, by default the one that the options name. The classes are then
+    chosen by `classes.with_classes`.
 
     Raises:
         errors.UserError: if the input or an option is wrong, no image is found, or there is a DICOM
@@ -39,19 +39,14 @@ def list_images(
         errors.BuildError: if a store does not answer, or this user may not read some files.
     """
     labels = labels or read_table(options)
-    table = rows_of_chosen_files(labels, source).table if labels else None
-    names_patients = table is not None and "patient" in table.cells
-    files = read_files(source.members(), options, has_folders=table is None)
-    identity = {**options.identity(), "labels": table.digest if table else None}
-    files = files.then(source=source.describe(), identity=identity)
-    if table is None:
-        images = place_by_folders(files, options)
-    else:
-        images = place_by_table(files, table, options)
+    files = read_files(source.members(), options)
+    files = files.then(source=source.describe(), identity=options.identity())
+    images = place_by_table(files, labels, options) if labels else place_by_folders(files, options)
     if options.label_regex:
         images = with_labels_in_names(images, options.label_regex)
     images = without_second_trees(images, source.same_content)
-    if table is None:
-        images = images.noted(*images.ledger.unread)
-    images = with_frames(images, source, options.modality, keep_patients=names_patients)
-    return with_patients(images, options, in_table=names_patients)
+    names_patients = labels is not None and "patient" in labels.rows.column_names
+    keep_patients = names_patients or "patient" in options.layout
+    images = with_frames(images, source, options.modality, keep_patients=keep_patients)
+    images = with_patients(images, options, in_table=names_patients)
+    return images.noted(*images.ledger.unread)

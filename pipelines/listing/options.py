@@ -1,19 +1,16 @@
-"""The options of the listing: classes, labels, patients, and the folder to look in."""
+"""The options of the listing: the layout of folders, the table of labels, classes and patients."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.listing import roles
-from pipelines.listing.table_files import OPTIONAL
 from pipelines.sources.npz import NpzSource
 from tfrecord_io.format import kinds
+from tfrecord_io.format.examples import SITE
 from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
-from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.flags import check, flag, names
 from tfrecord_io.terminal.spelling import compiled, in_one_form
 
@@ -21,6 +18,11 @@ from tfrecord_io.terminal.spelling import compiled, in_one_form
 #: because a patient can appear in several classes.
 DEFAULT_PATIENT_REGEX = r"^[A-Za-z]+-(\d+)-\d+\.[A-Za-z]+$"
 
+#: What a level of folders can be; `*` means nothing.
+ROLES = ("split", "class", "patient", "site", "*")
+
+#: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
+OPTIONAL = ("patient", "split", SITE)
 
 # The flags that are patterns, and what their first group is.
 _PATTERNS = {
@@ -37,17 +39,10 @@ def pairs(text: str, divided: Callable[[str, str], tuple[str, str, str]]) -> dic
     return found
 
 
-def _files(text: str) -> tuple[Path, ...]:
-    # `text` may be one file with a comma in its name. `os.path.exists` answers False, where
-    # `Path.exists` may raise, for a list that is longer than a file name can be.
-    is_one = os.path.exists(text)  # noqa: PTH110
-    return (Path(text),) if is_one else tuple(map(local_path, names(text)))
-
-
 def _layout(text: str) -> tuple[str, ...]:
     levels = tuple(text.strip("/").split("/"))
     named = [role for role in levels if role != "*"]
-    if not set(levels) <= {*roles.ROLES} or not named or len(set(named)) < len(named):
+    if not {*levels} <= {*ROLES} or not named or len({*named}) < len(named):
         raise ValueError
     return levels
 
@@ -60,30 +55,13 @@ class ListingOptions:
         ValueError: if a value is wrong, or two options contradict each other.
     """
 
-    classes: tuple[str, ...] = flag(
-        (),
-        "classes to use, in the order of their indices; one with a comma in quotes, as in CSV "
-        "(default: all, sorted)",
-        parse=names,
-        metavar="A,B,...",
-        adds_up=True,
-    )
-    grades: tuple[str, ...] = flag(
-        (),
-        "classes to use that are grades, from the lowest to the highest",
-        parse=names,
-        metavar="A,B,...",
-        adds_up=True,
-    )
-    tree: str | None = flag(
-        None, "folder that holds train/, val/ and test/, if several do", metavar="FOLDER"
-    )
     layout: tuple[str, ...] = flag(
         (),
-        "what each level of folders is, from where those of images part: split, class, patient or "
-        "* for nothing (default: what names and counts say)",
+        "what each level of folders is, from where those of images part: split, class, patient, "
+        "site or * for nothing (default: class, or split/class)",
         parse=_layout,
-        expected="split, class, patient and * with / between them, such as split/class/patient",
+        expected="split, class, patient, site and * with / between them, such as "
+        "split/class/patient",
         metavar="A/B/...",
     )
     include_regex: str | None = flag(
@@ -98,7 +76,6 @@ class ListingOptions:
         "name them, such as OPT for B-scans",
         parse=names,
         metavar="A,B,...",
-        adds_up=True,
     )
     label_regex: str | None = flag(
         None,
@@ -112,67 +89,52 @@ class ListingOptions:
         "(patient[0-9]+)/",
         metavar="REGEX",
     )
-    labels: Path | tuple[Path, ...] | None = flag(
+    labels: Path | None = flag(
         None,
-        "table with a row for each image or folder, and the columns path, label, and if known "
-        "patient, split and site: .csv, .parquet, .xlsx, .json or .jsonl, or a file for each "
-        "split, such as train.csv,test.csv",
-        parse=_files,
+        "table with a row for each image, and the columns path, label, and if known patient, split "
+        "and site: .csv, .parquet or .xlsx",
         metavar="FILE",
-        adds_up=True,
     )
     columns: dict[str, str] | None = flag(
         None,
-        "what the table calls its columns, such as path=filename,label=finding; path=folder/name "
-        "joins two",
+        "what the table calls its columns, such as path=filename,label=finding",
         parse=lambda text: pairs(text, str.partition),
         expected="path=COLUMN,label=COLUMN and the like",
         metavar="NAME=COLUMN,...",
-        adds_up=True,
     )
     label_columns: tuple[str, ...] = flag(
         (),
         "columns of the table with a 0 or a 1 for each of several labels",
         parse=names,
         metavar="A,B,...",
-        adds_up=True,
     )
-    one_class: bool = flag(False, "each of the --label_columns is a class; an image has one")
-    uncertain: str | None = flag(
+    unknown_labels: str | None = flag(
         None,
-        "what a -1 in the --label_columns means; an image with a missing label is left out",
-        choices=("positive", "negative", "missing"),
+        "what a blank or a -1 in the --label_columns is: negative, or a reason to drop the image "
+        "(default: an error)",
+        choices=("negative", "drop"),
     )
-    label_separator: str = flag(
-        "",
-        "what is between several labels in the column label, as in Effusion|Mass",
-        metavar="TEXT",
-    )
-    target: str | None = flag(
-        None,
-        "column of the table with a number for each image or, with --grades, its grade",
-        metavar="COLUMN",
-    )
-    decimal: str = flag(
-        ".", "the decimal mark of the numbers in the column of --target", choices=(".", ",")
-    )
-    missing: tuple[str, ...] | None = flag(
-        None,
-        "texts of cells without a value, besides empty ones (default: in CSV those of pandas, such "
-        "as NA, None and nan; --missing '' for none)",
-        parse=lambda text: tuple(text.split(",")),
+    classes: tuple[str, ...] = flag(
+        (),
+        "classes to use, in the order of their indices; one with a comma in quotes, as in CSV "
+        "(default: all, sorted)",
+        parse=names,
         metavar="A,B,...",
-        may_be_empty=True,
     )
-    #: The source, if the table of labels is in its files; `labels` goes before it.
+    grades: tuple[str, ...] = flag(
+        (),
+        "classes to use that are grades, from the lowest to the highest",
+        parse=names,
+        metavar="A,B,...",
+    )
+    #: The source, if the table of labels is in its arrays; `labels` goes before it.
     rows: NpzSource | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             object.__setattr__(self, name, in_one_form(value))  # the dataclass is frozen
         check(self)
-        chosen = (self.classes, self.grades, self.label_columns, self.label_separator, self.target)
-        if self.rows and not any(chosen):
+        if self.rows and not (self.classes or self.grades or self.label_columns):
             object.__setattr__(self, "label_columns", self.rows.label_columns)
         for name, wanted in _PATTERNS.items():
             if (pattern := getattr(self, name)) is not None:
@@ -182,75 +144,49 @@ class ListingOptions:
 
     def _problems(self) -> Iterator[str]:
         """Yields what two options together, or the names in one, have wrong."""
-        has_table = self.labels or self.rows
+        has_table, chosen = self.labels or self.rows, self.label_columns
         if has_table and (self.layout or self.label_regex):
             yield "a table names the class of each image; leave --layout and --label_regex out"
         if self.layout and ("class" in self.layout) == bool(self.label_regex):
-            yield "the class is told by --layout or by --label_regex; give one of them"
-        chosen, target = self.label_columns, self.target
-        if any(len(set(names)) < len(names) for names in (self.classes, self.grades, chosen)):
+            yield "the class is in --layout or found by --label_regex; give one of them"
+        if "patient" in self.layout and self.patient_regex != DEFAULT_PATIENT_REGEX:
+            yield "the patient is in --layout or found by --patient_regex; give one of them"
+        if any(len({*some}) < len(some) for some in (self.classes, self.grades, chosen)):
             yield "--classes, --grades and --label_columns take each name once"
         if len(self.grades) == 1:
             yield f"--grades takes two or more names; received {self.grades[0]}"
-        if sum(map(bool, (self.classes, self.grades or target, chosen, self.label_separator))) > 1:
-            yield (
-                "give one of --classes, --grades (or --target), --label_columns and "
-                "--label_separator"
-            )
-        for_tables = (chosen, self.columns, target is not None, self.missing is not None)
-        if any((*for_tables, self.label_separator)) and not has_table:
-            yield (
-                "--label_columns, --label_separator, --target, --missing and --columns need "
-                "--labels"
-            )
-        if (self.one_class and len(chosen) < 2) or (self.uncertain and not chosen):
-            yield "--one_class and --uncertain say what --label_columns A,B,... hold"
+        if sum(map(bool, (self.classes, self.grades, chosen))) > 1:
+            yield "give one of --classes, --grades and --label_columns"
+        if (chosen or self.columns) and not has_table:
+            yield "--label_columns and --columns need --labels"
+        if self.unknown_labels and not chosen:
+            yield "--unknown_labels is about --label_columns; give these, or leave it out"
         taken = ("path", *OPTIONAL)
-        if {NONE, *taken} & set(chosen) or SEPARATOR in "".join(chosen):
+        if {NONE, *taken} & {*chosen} or SEPARATOR in "".join(chosen):
             yield (
                 f"--label_columns takes no name with {SEPARATOR}, and not {NONE}, "
                 f"{', '.join(taken)}; received {','.join(chosen)}"
             )
-        if self.decimal != "." and not self.label_kind.is_number:
-            yield "--decimal is for the numbers of --target"
-        if target in ("", *taken):
-            yield f"--target must name a column with numbers or grades, received {target!r}"
 
     @property
     def label_kind(self) -> LabelKind:
         """What an example's label can be."""
-        if self.label_separator or (self.label_columns and not self.one_class):
+        if self.label_columns:
             return kinds.MULTI_LABEL
-        if self.grades:
-            return kinds.GRADES
-        return kinds.NUMBER if self.target else kinds.CLASSES
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """The names of the labels in the order of their indices, if the user gave them."""
-        if self.label_kind.is_number:
-            return (self.target or "",)
-        return self.label_columns or self.grades or self.classes
-
-    @property
-    def tables(self) -> tuple[Path, ...]:
-        """The files of the table of labels, which may be those of the source; empty without one."""
-        files = self.labels or (self.rows.path if self.rows else ())
-        return files if isinstance(files, tuple) else (files,)
+        return kinds.GRADES if self.grades else kinds.CLASSES
 
     @property
     def cell_columns(self) -> tuple[str, ...]:
         """The columns of the table that hold the labels."""
-        return self.label_columns or (self.target or "label",)
+        return self.label_columns or ("label",)
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the labels and the patients, by flag.
 
-        Patterns that choose files are left out: the digest of the listing tells which there are.
-        A table of labels has a digest of its own.
+        Patterns that choose files are left out: the digest of the listing tells which there are. It
+        also has what a table of labels says.
         """
         return {
-            "tree": self.tree and self.tree.strip(" /"),
             "layout": "",
             "patient_regex": self.patient_regex,
             "label_regex": self.label_regex,

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import pyarrow.compute as pc
 
 from pipelines.listing.images import Images, Note
+from pipelines.listing.options import ROLES
 from pipelines.listing.refs import iterate_refs
-from pipelines.listing.roles import ROLES
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.decoding import resize
 from tfrecord_io.decoding.options import Preprocessing

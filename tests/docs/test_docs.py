@@ -25,6 +25,7 @@ from listed import Listed
 from PIL import Image
 
 import scan_tfrecords
+from pipelines.listing.classes import with_classes
 from pipelines.listing.listing import list_images
 from pipelines.report import summary
 from pipelines.sources.source import Member
@@ -204,7 +205,8 @@ def test_the_build_reads_the_drawn_trees_as_the_page_says():
         chosen = parsed(flags)
         folder = f"{chosen.source.input}/"
         members = [Member(path.removeprefix(folder), 9, 0, 9, n) for n, path in enumerate(paths)]
-        assert summary.layout_lines(list_images(Listed(members), chosen.listing)) == said
+        images = list_images(Listed(members), chosen.listing)
+        assert summary.layout_lines(with_classes(images, chosen.listing)) == said
 
 
 def _write_trees(clone):

@@ -1,6 +1,7 @@
 """Lists members that no file stands behind."""
 
 import contextlib
+import re
 import zlib
 from collections.abc import Iterable
 
@@ -34,11 +35,6 @@ class Listed(Source, Reader):
         return self._contents[member.name]
 
 
-def list_members(members: Iterable[Member], contents=None, **options: object) -> Images:
-    """Returns the listing of members, which are copies if their versions are equal."""
-    return list_source(Listed(members, contents), **options)
-
-
 def list_source(source: Source, **options: object) -> Images:
     """Returns the listing of a source."""
     chosen = ListingOptions(**options)
@@ -57,7 +53,23 @@ def members_of(files):
 def list_files(files, **options) -> Images:
     """Returns the listing of members, or of files by their names."""
     members = [m for m in files if isinstance(m, Member)] or members_of(files)
-    return list_members(members, files if isinstance(files, dict) else None, **options)
+    return list_source(Listed(members, files if isinstance(files, dict) else None), **options)
+
+
+def drawn(tree):
+    """Returns a file for each path of a tree, drawn with braces as in bash, a line each."""
+
+    def expanded(path):
+        match = re.search(r"{([^{}]*)}", path)
+        if not match:
+            return [path]
+        first, dots, last = match[1].partition("..")
+        some = map(str, range(int(first), int(last) + 1)) if dots else match[1].split(",")
+        start, end = path[: match.start()], path[match.end() :]
+        return [whole for part in some for whole in expanded(f"{start}{part}{end}")]
+
+    names = [name for line in tree.strip().split("\n") for name in expanded(line.strip())]
+    return {name: name.encode() for name in names}
 
 
 def places(listing):
@@ -65,6 +77,11 @@ def places(listing):
     return {ref.source_path: (ref.split, ref.label) for ref in iterate_refs(listing.table)}
 
 
-def notes_of(listing, *, private: bool = False) -> list[str]:
-    """Returns the notes of a listing that name nothing of the input, or those that do."""
-    return [note.text for note in listing.ledger.notes if note.is_private == private]
+def reasons(listing):
+    """Returns the reason of each reject, by its name."""
+    return {reject.source_path: reject.reason for reject in listing.ledger.rejects}
+
+
+def notes_of(listing) -> str:
+    """Returns the notes of a listing, a line each."""
+    return "\n".join(note.text for note in listing.ledger.notes)

@@ -31,7 +31,8 @@ def test_without_a_flag_the_oct_scans_are_downloaded_from_kaggle():
 def test_flags_of_each_form_arrive_where_they_belong():
     chosen = parsed(
         [*ARCHIVE, "--image_size=100x70", "--resize=box", "--num_shards=5", "--overwrite",
-         "--classes=NORMAL, CNV", "--tree=OCT2017 ", r"--patient_regex=^(\d)", "--download_dir=d",
+         "--classes=NORMAL, CNV", "--layout=split/class", r"--patient_regex=^(\d)",
+         "--download_dir=d",
          "--splits=patient", "--split_seed=auto", "--output=s3://b/out",
          "--split_fractions=train=0.7,holdout=0.3"]
     )  # fmt: skip
@@ -43,7 +44,7 @@ def test_flags_of_each_form_arrive_where_they_belong():
     )
     assert chosen.plan == PlanOptions(num_shards=5)
     assert chosen.listing == ListingOptions(
-        classes=("NORMAL", "CNV"), tree="OCT2017 ", patient_regex=r"^(\d)"
+        classes=("NORMAL", "CNV"), layout=("split", "class"), patient_regex=r"^(\d)"
     )
     assert chosen.source == SourceOptions(
         source="archive", input="scans.zip", download_dir=Path("d")
@@ -77,8 +78,8 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--source=archive"], r"--source archive needs --input, a \.zip file"),
         (["--source=directory"], "--source directory needs --input, a folder"),
         (["--source=kaggle", "--input=x.zip"], "takes no --input"),
-        (["--layout=split/grade"], "--layout: expected split, class, patient and *"),
-        (["--layout=split/patient"], "told by --layout or by --label_regex"),
+        (["--layout=split/grade"], "--layout: expected split, class, patient, site and *"),
+        (["--layout=split/patient"], "--layout or found by --label_regex"),
         (["--labels=t.csv", "--layout=class"], "leave --layout and --label_regex out"),
         (["--label_regex=CNV"], "needs a group in parentheses for the class"),
         (["--exclude_regex=("], "--exclude_regex '\\(' is not a valid pattern"),
@@ -101,7 +102,8 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         ([*ARCHIVE, "--num_examples=99"], "--num_examples is for --source synthetic; received arc"),
         (["--source=synthetic", "--kaggle_dataset=a/b"], "--kaggle_dataset is for --source kaggle"),
         (["--num_shards=0"], "num_shards must be at least 1"),
-        (["--missing=NA"], "--missing and --columns need --labels"),
+        (["--columns=path=a"], "--columns need --labels"),
+        (["--layout=class/patient", "--patient_regex=(x)"], "--layout or found by --patient_regex"),
         (["--columns==a"], "--columns: expected path=COLUMN"),
         (["--columns=path=a,path=b"], "--columns: expected path=COLUMN"),
         (["--variants=101"], "--variants must be at most 100"),
@@ -111,9 +113,7 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--output=/"], "--output must be a folder of its own, received '/'"),
         (["--input= "], "--input is empty"),
         (["--input=x", "--labels=team=oct"], "--label NAME=VALUE"),
-        ([*LABELS, "--target=ef", "--classes=a"], "give one of --classes"),
-        ([*LABELS, "--target=ef", "--label_columns=a"], "--label_columns and"),
-        ([*LABELS, "--target=patient"], "a column with numbers or grades"),
+        ([*LABELS, "--unknown_labels=drop"], "--unknown_labels is about --label_columns"),
         (["--grades=a"], "two or more names"),
         (["--grades=a,b,a"], "take each name once"),
         (["--grades=a,b", "--classes=a,b"], "give one of --classes"),
@@ -125,8 +125,6 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         ([*ARCHIVE, "--download_dir=d"], "--download_dir is for what is downloaded"),
         (["--split_seed=4"], "--split_seed need --splits patient"),
         (["--split_seed=auto"], "--split_seed need --splits patient"),
-        (["--labels=t.csv", "--decimal=,"], "--decimal is for the numbers of --target"),
-        (["--labels=t.csv", "--grades=0,1", "--target=x", "--decimal=,"], "--decimal is for the"),
         (["--fit=stretch", "--min_fill=0.2"], "--min_fill is for --fit pad"),
     ],
 )

@@ -117,7 +117,7 @@ def source_of(kind, names, folder):
     if kind == "folder":
         write_tree(place, files)
         (place / next(iter(files))).parent.joinpath(names.new()).symlink_to(place)
-        return place, [*flags, "--image_size=64", "--variants=1"]
+        return place, [*flags, "--layout=split/class", "--image_size=64", "--variants=1"]
     other = names.new()
     rows = [
         {"path": name, "label": "ab"[number % 2], "patient": names.new(),
@@ -203,8 +203,9 @@ def test_of_the_other_columns_of_a_table_only_codes_of_studies_stay(secret, tmp_
 def test_the_images_are_not_in_the_order_of_their_names(secret, tmp_path):
     names = [f"CNV/a-{number:02d}-1.png" for number in range(40)]
     source = write_tree(tmp_path / "in", {name: jpeg(n) for n, name in enumerate(names)})
-    built = build_here(source, tmp_path / "out", "--num_shards=1", f"--anonymize={secret}")
-    plain = build_here(source, tmp_path / "plain", "--num_shards=1")
+    flags = ("--num_shards=1", "--layout=class")
+    built = build_here(source, tmp_path / "out", *flags, f"--anonymize={secret}")
+    plain = build_here(source, tmp_path / "plain", *flags)
     hashes = [_column(folder, "file_xxh3") for folder in (built, plain)]
     assert sorted(hashes[0]) == sorted(hashes[1])
     # The public seed undoes the shuffle, so the order before it must not be that of the names.
@@ -255,10 +256,12 @@ def test_the_card_shows_a_picture_of_each_device_which_may_have_text(secret, tmp
     files = {f"CNV/{number}.png": encoded(np.full((64, 64), 40, np.uint8)) for number in range(40)}
     rare = encoded(np.full((64, 80), 250, np.uint8))  # another device
     source = write_tree(tmp_path / "in", {**files, "CNV/rare.png": rare})
-    output = build_here(source, tmp_path / "out", "--image_size=64", f"--anonymize={secret}")
+    output = build_here(
+        source, tmp_path / "out", "--image_size=64", "--layout=class", f"--anonymize={secret}"
+    )
     text = (output / "report.html").read_text(encoding="utf-8")
     assert Page(text).open == []
     shown = text.partition("Text in the pictures")[2].partition("</ul>")[0]
     assert shown.count("<img") == 2
-    plain = build_here(source, tmp_path / "plain", "--image_size=64")
+    plain = build_here(source, tmp_path / "plain", "--image_size=64", "--layout=class")
     assert "Text in the pictures" not in (plain / "report.html").read_text(encoding="utf-8")

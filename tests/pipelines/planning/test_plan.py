@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from listed import list_members
+from listed import list_files
 
 from pipelines import errors
 from pipelines.listing.images import Images, Ledger
@@ -29,7 +29,7 @@ def listing_of(counts, root=""):
             label = ("CNV", "NORMAL")[i % 2]
             name = f"{root}{split}/{label}/{label}-{i // 3}-{i}.jpeg"
             members.append(Member(name, 100 + i, i, 90, zlib.crc32(b"%d" % i)))
-    return list_members(members)
+    return list_files(members, layout=("split", "class"))
 
 
 def test_copies_of_a_split_that_is_not_there_are_refused():

@@ -63,6 +63,7 @@ def test_the_variants_are_part_of_what_a_dataset_is(built, scans):
 def test_a_file_named_like_a_variant_has_a_key_of_its_own(tmp_path):
     first = "train/CNV/a.jpeg"
     names = [first, f"{first}#variant-1", f"{first}#variant-0", f"{first}#variant-1#variant-2"]
+    names.append("train/DME/b.jpeg")
     files = {name: jpeg(seed) for seed, name in enumerate(names)}
     scans = write_zip(tmp_path / "scans.zip", files)
     output = build_here(scans, tmp_path / "out", "--variants=2")

@@ -283,7 +283,7 @@ def zip_named(path, names, fields=()):
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_names_of_a_zip_that_are_utf_8_without_its_flag_are_read_so(tmp_path, form):
-    names = [unicodedata.normalize(form, f"Œdème/{number}.png") for number in range(3)]
+    names = [unicodedata.normalize(form, f"Œdème {number}/1.png") for number in range(3)]
     path = zip_named(tmp_path / "scans.zip", [name.encode() for name in names])
     assert read_input(path) == {name: bytes([k]) for k, name in enumerate(names)}
     with path.open("rb") as file:

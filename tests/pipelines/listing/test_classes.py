@@ -1,0 +1,75 @@
+"""Which class and patient an image has by its name, and which classes are used."""
+
+import pytest
+from listed import drawn, list_files, notes_of, places, reasons
+
+from pipelines import errors
+
+TREE = drawn("{train,test}/{CNV,DME,NORMAL}/{1..2}.png")
+
+
+def test_classes_are_chosen_in_their_order_and_the_others_counted():
+    listing = list_files(TREE, classes=("NORMAL", "CNV"))
+    assert {label for _, label in places(listing).values()} == {"CNV", "NORMAL"}
+    assert listing.label_names == ("NORMAL", "CNV")
+    assert listing.ledger.ignored == {"class_not_chosen": 4}
+    assert list_files(TREE).label_names == ("CNV", "DME", "NORMAL")
+    with pytest.raises(errors.UserError, match="'AMD', but the classes are 'CNV', 'DME', 'NORMAL'"):
+        list_files(TREE, classes=("CNV", "AMD"))
+
+
+def test_the_layout_tells_the_names_of_each_level_and_how_many_images_they_have():
+    assert list_files(TREE).layout == (
+        ("split", "2: test 6, train 6"), ("class", "3: CNV 4, DME 4, NORMAL 4")
+    )  # fmt: skip
+    files = drawn("{CNV,DME}_p{1..9}.png")
+    listing = list_files(files, label_regex="^([A-Z]+)_", patient_regex=r"(p\d)")
+    shown = "9: p1 2, p2 2, p3 2, p4 2, p5 2, p6 2 and 3 more"
+    assert listing.layout == (("class in names", "2: CNV 9, DME 9"), ("patient in names", shown))
+
+
+@pytest.mark.parametrize(("tree", "wanted"), [
+    ("{train,val}/x/{CNV,DME}_{1..2}.png", {("train", "CNV"), ("val", "DME")}),
+    ("train/{CNV,DME}_1.png", {("train", "CNV"), ("train", "DME")}),
+    ("{CNV,DME}/{a..b}/x.png".replace("{a..b}", "{a,b}"), {("train", "CNV"), ("train", "DME")}),
+])  # fmt: skip
+def test_a_pattern_finds_the_class_in_a_name_or_else_in_the_path(tree, wanted):
+    found = {*places(list_files(drawn(tree), label_regex="(CNV|DME)")).values()}
+    assert wanted <= found
+
+
+def test_a_file_without_a_class_in_its_name_is_a_reject():
+    listing = list_files(drawn("a/{CNV,DME}_1.png\na/x.png"), label_regex="^([A-Z]+)_")
+    assert reasons(listing) == {"a/x.png": "no_label"}
+    with pytest.raises(errors.UserError, match="--label_regex"):
+        list_files(drawn("{a,b}/{1..2}.png"), label_regex="([A-Z]+)_")
+
+
+def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():
+    files = drawn("{CNV,DME}/scan{1..3}.png\nDME/p7_1.png")
+    assert notes_of(list_files(files)) == ""
+    assert "others are 'CNV/scan1.png'," in notes_of(list_files(files, patient_regex=r"^p(\d+)_"))
+    with pytest.raises(errors.UserError, match="--patient_regex"):
+        list_files(files, patient_regex="eye([0-9])")
+
+
+def test_many_classes_of_an_image_or_two_are_refused_unless_they_are_named():
+    files = drawn("p{1..30}/{1..2}.png")
+    with pytest.raises(errors.UserError, match="--layout class"):
+        list_files(files)
+    assert len(list_files(files, layout=("class",)).label_names) == 30
+
+
+def test_a_split_without_a_class_of_train_is_refused_with_the_pattern_that_leaves_it_out():
+    files = drawn("train/{A,B}/{1..3}.png\ntest/images/{1..3}.png")
+    with pytest.raises(errors.UserError, match=r"--exclude_regex '\(\^\|/\)test/images/'"):
+        list_files(files)
+    assert len(list_files(files, exclude_regex="(^|/)test/images/").table) == 6
+
+
+def test_names_that_look_alike_are_noted():
+    (note,) = list_files(drawn("{cnv,CNV,DME}/1.png")).ledger.notes
+    assert ("--rename_classes" in note.text, note.is_private) == (True, False)
+    alike = drawn("{A,B}/{müller03,Müller-03}/1.png")
+    (note,) = list_files(alike, layout=("class", "patient")).ledger.notes
+    assert ("2 patients" in note.text, note.is_private) == (True, True)

@@ -1,0 +1,137 @@
+"""Which files may be images; and that every file is counted once, in any order."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_files import under
+from listed import drawn, list_files, members_of, notes_of, places, reasons
+
+from pipelines import errors
+from pipelines.sources.source import MAX_FILE_BYTES, Member
+
+TREE = drawn("{train,val,test}/{CNV,DME}/{1..2}.jpeg")
+
+
+@pytest.mark.parametrize(
+    ("why", "names"),
+    [
+        ("apple_double", ["train/CNV/._CNV-1-1.jpeg", "__MACOSX/train/CNV/CNV-1-1.jpeg"]),
+        ("system_file", ["train/CNV/.DS_Store", ".DS_Store", "a/Thumbs.db", "CNV/desktop.INI"]),
+        ("system_file", ["$RECYCLE.BIN/S/a.png", "CNV/@eaDir/1.png/M.jpg", "#recycle/a.jpg"]),
+        ("hidden", ["train/.ipynb_checkpoints/1.png", ".git/train/CNV/1.png"]),
+        ("no_image_name", ["README.txt", "train/CNV/1.xml", "train/labels.csv"]),
+    ],
+)
+def test_what_is_no_image_is_ignored_and_counted(why, names):
+    listing = list_files({**TREE, **dict.fromkeys(names, b"?")})
+    assert places(listing).keys() == TREE.keys()
+    assert listing.ledger.ignored == {why: len(names)}
+
+
+def test_a_name_that_leads_elsewhere_is_a_reject():
+    names = [
+        "/train/CNV/1.png", "../train/CNV/1.png", "train/CNV/../../../../etc/1.png",
+        "train/../CNV/1.png", "\\\\server\\train/CNV/1.png", "C:/train/CNV/1.png",
+        "train/CNV/1\0.png", "train//1.png", "train/CNV//1.png", "train/./1.png",
+    ]  # fmt: skip
+    listing = list_files({**TREE, **dict.fromkeys(names, b"?")})
+    assert places(listing).keys() == TREE.keys()
+    assert list(reasons(listing).values()) == ["unsafe_name"] * len(names)
+
+
+@pytest.mark.parametrize("name", ["train/CNV/a\nb.png", "train/CNV/a\tb'\".png", "train/C\nNV/1"])
+def test_odd_names_are_still_names(name):
+    names = (name, *(f"train/NORMAL/{k}{'' if name[-1] == '1' else '.png'}" for k in range(3)))
+    assert places(list_files(dict.fromkeys(names, b"1")))[name] == ("train", name.split("/")[1])
+
+
+def test_a_file_that_must_not_be_read_is_a_reject_that_can_be_printed():
+    problem = ("encrypted", "the member is encrypted")
+    secret, system = (
+        Member(f"train/CNV/{name}", 5, problem=problem) for name in ("s", ".DS_Store")
+    )
+    sizes = {"huge": MAX_FILE_BYTES + 1, "limit": MAX_FILE_BYTES, "\udcff": 1}
+    files = [Member(f"train/{c}/{n}.png", size) for n, size in sizes.items() for c in ("CNV", "D")]
+    listing = list_files([*files, secret, system])
+    assert reasons(listing) == {
+        "train/CNV/s": "encrypted",
+        **{f"train/{c}/huge.png": "file_too_large" for c in ("CNV", "D")},
+        **{f"train/{c}/\\udcff.png": "unreadable_name" for c in ("CNV", "D")},
+    }
+    assert listing.ledger.ignored == {"system_file": 1}
+
+
+@pytest.mark.parametrize("files", [{}, {"__MACOSX/a/b/c": b""}, {"a/1.nii": b""}])
+def test_a_source_without_images_says_what_was_expected(files):
+    with pytest.raises(errors.UserError, match="--input"):
+        list_files(files)
+
+
+def test_patterns_that_leave_all_or_nothing_out_are_named():
+    for flags in ({"include_regex": "zzz"}, {"exclude_regex": "."}):
+        with pytest.raises(errors.UserError, match="--exclude_regex leave out all of 12 files"):
+            list_files(TREE, **flags)
+    (note,) = list_files(TREE, exclude_regex="withdrawn").ledger.notes
+    assert ("--exclude_regex" in note.text, note.is_stored) == (True, False)
+    listing = list_files(TREE, exclude_regex="CNV/1")
+    assert (listing.ledger.excluded, listing.ledger.notes) == (3, ())
+
+
+def test_a_file_of_another_kind_is_named_with_its_converter():
+    listing = list_files({**TREE, "volumes/a.nii": b"", "volumes/b.nii": b""})
+    assert "2 files such as volumes/a.nii: a NIfTI volume: export" in notes_of(listing)
+    with pytest.raises(errors.UserError, match="a NIfTI volume: export"):
+        list_files({"p1/a.nii": b"", "p2/b.nii": b""})
+
+
+FOLDERS = st.sampled_from(
+    ["train", "val", "test", "CNV", "DME", "a", "OCT2017 ", "..", "__MACOSX", ".git", "é", "", "."]
+)
+NAMES = st.sampled_from(
+    ["1.png", "2.jpeg", "._1.png", ".DS_Store", "notes.txt", "CNV-1-2.jpeg", "x\0", "\udcff.png"]
+)
+FILES = st.lists(
+    st.tuples(
+        st.builds(lambda folders, name: "/".join([*folders, name]), st.lists(FOLDERS, max_size=4),
+                  NAMES),
+        st.sampled_from([b"", b"1", b"2", b"22"]),
+    ),
+    max_size=25,
+)  # fmt: skip
+
+
+@given(files=FILES, layout=st.sampled_from([(), ("class",), ("*", "class"), ("split", "class")]))
+def test_every_file_is_an_image_a_copy_a_reject_or_no_data(files, layout):
+    members = members_of(files)
+    if members:
+        members[0] = Member(members[0].name, 1, problem=("link", "a link"))
+    try:
+        listing = list_files(members, layout=layout)
+    except errors.UserError:
+        return
+    ledger = listing.ledger
+    assert (
+        len(files)
+        == ledger.num_files
+        == (
+            listing.table.num_rows
+            + len(ledger.rejects)
+            + ledger.copies
+            + sum(ledger.ignored.values())
+        )
+    )
+    paths = listing.table["path"].to_pylist()
+    assert len(set(paths)) == len(paths)
+    assert all(label for _, label in places(listing).values())
+    assert set(places(listing)) <= {name for name, _ in files}
+
+
+@settings(max_examples=10)
+@given(order=st.permutations(range(len(TREE) * 2 + 4)))
+def test_the_listing_does_not_depend_on_the_order_of_the_source(order):
+    files = [*under("a", TREE).items(), *under("b", TREE).items()]
+    files += [("b/train/CNV/new.jpeg", b"n"), ("b/x.txt", b""), ("c", b""), ("b/val/CNV/1~", b"y")]
+    members = members_of(files)
+    listing, shuffled = list_files(members), list_files([members[i] for i in order])
+    assert shuffled.table.to_pylist() == listing.table.to_pylist()
+    assert shuffled.ledger == listing.ledger

@@ -1,0 +1,282 @@
+"""The table of labels: what it may be, what its cells mean, and what is refused."""
+
+import time
+import unicodedata
+
+import openpyxl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from builds import write_csv
+from listed import drawn, list_files, notes_of, places, reasons
+
+from pipelines import errors
+from pipelines.listing.options import ListingOptions
+from pipelines.listing.table import read_table, read_texts
+
+ROWS = [
+    {"path": f"scan{number}.png", "label": ("sick", "well")[number % 2],
+     "patient": f"00{number // 2}", "split": "Training" if number < 6 else "test",
+     "age": None if number == 3 else 60 + number}
+    for number in range(8)
+]  # fmt: skip
+FILES = drawn("scan{0..7}.png")
+
+
+def table_in(path, rows=ROWS):
+    """Writes rows as the ending of a file says, which it returns."""
+    if path.suffix == ".csv":
+        return write_csv(path, rows)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return path
+    book = openpyxl.Workbook()
+    for row in ([*rows[0]], *([*row.values()] for row in rows), [None] * 3):
+        book.active.append(row)
+    book.save(path)
+    return path
+
+
+def read(path, **options):
+    return read_table(ListingOptions(labels=path, **options))
+
+
+def column(table, name):
+    return table.rows[name].to_pylist()
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.xlsx"])
+def test_a_table_says_the_same_in_each_kind_of_file(tmp_path, name):
+    table = read(table_in(tmp_path / name))
+    assert column(table, "path") == [row["path"] for row in ROWS]
+    assert column(table, "label") == [row["label"] for row in ROWS]
+    assert column(table, "patient") == [row["patient"] for row in ROWS]  # 007 stays 007
+    assert column(table, "split") == ["train"] * 6 + ["test"] * 2
+    assert column(table, "other:age") == [row["age"] for row in ROWS]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_csv_is_divided_by_commas_semicolons_or_tabs(tmp_path, encoding, delimiter):
+    text = ' path,label,"two\nlines, größe",patient\na.png ,größer,"x\ny, 1",007\n\nb.png,NA,,\n'
+    parts = text.split('"')
+    parts[::2] = (part.replace(",", delimiter) for part in parts[::2])
+    path = tmp_path / "labels.csv"
+    path.write_bytes('"'.join(parts).encode(encoding))
+    table = read(path)
+    assert column(table, "path") == ["a.png", "b.png"]
+    assert column(table, "label") == ["größer", None]
+    assert column(table, "patient") == ["007", None]
+    assert column(table, "other:two\nlines, größe") == ["x\ny, 1", None]
+    assert read_texts(path, "--exclude", ["patient", "site"]) == {"patient": ["007", None]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "name"),
+    [
+        (b"file,label\na.png,x\n", "--columns path=COLUMN", "a.csv"),
+        (b"path,sick,well\na.png,1,0\n", "--label_columns", "a.csv"),
+        (b"", "could not be read", "a.csv"),
+        (b"path,label\na.png\n", "could not be read", "a.csv"),
+        ("path,label\nä.png,x\n".encode("cp1252"), "UTF-8", "a.csv"),
+        ("path,label\nä.png,x\n".encode("utf-16"), "UTF-8", "a.csv"),
+        (b"path label\na.png x\n", "no comma, semicolon or tab", "a.csv"),
+        (b"a.png x\nb.png y\n", "no comma, semicolon or tab", "a.csv"),
+        (b"path,label,age,age\na.png,x,x,x\n", "the column age more than once", "a.csv"),
+        (b'[{"path": 1}]', "save it as such a table; expected .csv", "a.json"),
+        (b"damaged", "could not be read", "a.xlsx"),
+        (b"damaged", "could not be read", "a.parquet"),
+        (None, "could not be read", "a.csv"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_an_error_that_names_it(tmp_path, content, message, name):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(errors.UserError, match=message) as raised:
+        read(path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"label": "Effusion|Mass"}, "--label_columns"),
+        ({"label": "['cardiomegaly', 'pleural effusion']"}, "--label_columns"),
+        ({"label": "wet; active"}, "--classes"),
+        ({"split": "a split!"}, "row 1 has the split 'a split!'"),
+        ({"site": None}, "row 1 has no site"),
+    ],
+)
+def test_a_cell_that_cannot_be_is_refused(tmp_path, change, message):
+    rows = [row | ({"site": "bern"} if "site" in change else {}) for row in ROWS]
+    with pytest.raises(errors.UserError, match=message.replace("|", r"\|")):
+        read(table_in(tmp_path / "a.csv", [rows[0] | change, *rows[1:]]))
+    named = table_in(tmp_path / "b.csv", [ROWS[0] | {"label": "wet; active"}])
+    assert column(read(named, classes=("wet; active",)), "label") == ["wet; active"]
+
+
+CHEXPERT = [
+    {"path": "scan0.png", "Edema": "1.0", "Mass": "0.0"},
+    {"path": "scan1.png", "Edema": "", "Mass": "1.0"},
+    {"path": "scan2.png", "Edema": "0.0", "Mass": "-1.0"},
+    {"path": "scan3.png", "Edema": "0.0", "Mass": "0.0"},
+]
+
+
+@pytest.mark.parametrize(
+    ("unknown", "wanted", "ignored"),
+    [
+        ("negative", ["Edema", "Mass", "none", "none"], 0),
+        ("drop", ["Edema", "none"], 2),
+    ],
+)
+def test_one_flag_says_what_a_blank_and_a_minus_one_are(tmp_path, unknown, wanted, ignored):
+    path, flags = table_in(tmp_path / "a.csv", CHEXPERT), {"label_columns": ("Edema", "Mass")}
+    listing = list_files(drawn("scan{0..3}.png"), labels=path, unknown_labels=unknown, **flags)
+    assert listing.table["label"].to_pylist() == wanted
+    assert listing.ledger.ignored.get("unknown_label", 0) == ignored
+    assert listing.label_names == ("Edema", "Mass")
+    with pytest.raises(errors.UserError, match=r"Edema 1, Mass 1\b.*--unknown_labels"):
+        read(path, **flags)
+    table_in(path, [CHEXPERT[0], {**CHEXPERT[0], "Edema": "x"}])
+    with pytest.raises(errors.UserError, match="row 2 has 'x' in the column Edema"):
+        read(path, **flags)
+
+
+def test_columns_may_have_other_names_and_some_are_left_out(tmp_path):
+    rows = [{"File": row["path"], "finding": row["label"], "label": "?", "width": 7, "x": "y"}
+            for row in ROWS]  # fmt: skip
+    path = table_in(tmp_path / "a.csv", rows)
+    table = read(path, columns={"path": "File", "label": "finding"})
+    assert ["the column label, width of" in note for note in table.notes] == [True]
+    assert table.rows.column_names == ["path", "label", "other:x"]
+    with pytest.raises(errors.UserError, match="--columns names Path"):
+        read(path, columns={"path": "Path"})
+
+
+@pytest.mark.parametrize(
+    ("cells", "kept"),
+    [
+        (["63", ""], [63, None]),
+        (["0.5", "2"], [0.5, 2.0]),
+        *((cells, cells) for cells in (["007", "12"], ["9" * 19, "1"], ["1E5", "2E3"], ["-0"])),
+        (["2026-11-22", ""], ["2026-11-22", None]),
+    ],
+)  # fmt: skip
+def test_other_columns_of_a_csv_are_numbers_only_if_all_of_them_plainly_are(tmp_path, cells, kept):
+    rows = [{"path": f"{k}.png", "label": "a", "code": cell} for k, cell in enumerate(cells)]
+    assert repr(column(read(table_in(tmp_path / "a.csv", rows)), "other:code")) == repr(kept)
+
+
+@pytest.mark.parametrize(
+    ("cells", "kept"),
+    [(["1.0", "2", "-0.0", ""], ["1", "2", "0", None]),
+     *((cells, cells) for cells in (["250.00", "250.0"], ["1.0", "1.1"], ["07.0", "1.0"]))],
+)  # fmt: skip
+def test_a_whole_number_is_the_same_text_with_and_without_a_point(tmp_path, cells, kept):
+    rows = [{"path": f"{k}.png", "label": "a", "patient": cell} for k, cell in enumerate(cells)]
+    assert column(read(table_in(tmp_path / "a.csv", rows)), "patient") == kept
+
+
+def test_columns_of_parquet_keep_their_types(tmp_path):
+    names = pa.array(["a.png", "b.png"]).dictionary_encode()
+    columns = {"path": names, "label": names, "patient": [1.0, None], "age": [0.5, float("nan")],
+               "is_old": [True, None], "day": pa.array([0, 1], pa.date32())}  # fmt: skip
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    table = read(tmp_path / "a.parquet")
+    assert column(table, "patient") == ["1", None]
+    assert column(table, "other:age") == [0.5, None]
+    assert column(table, "other:is_old") == [True, None]
+    assert column(table, "other:day") == ["1970-01-01", "1970-01-02"]
+    pq.write_table(pa.table(columns | {"day": [[1], [2]]}), tmp_path / "a.parquet")
+    with pytest.raises(errors.UserError, match="the column day"):
+        read(tmp_path / "a.parquet")
+
+
+# ---- the row of a file
+
+
+@pytest.mark.parametrize("start", ["", "scans/", "./scans/", "scans\\", "export/scans/"])
+@pytest.mark.parametrize("ending", [".png", ""])
+def test_a_path_is_that_of_a_file_or_the_end_of_one_with_or_without_its_ending(
+    tmp_path, start, ending
+):
+    rows = [row | {"path": f"{start}{row['path'].removesuffix('.png')}{ending}"} for row in ROWS]
+    files = {f"export/scans/{name}": data for name, data in FILES.items()}
+    listing = list_files(files, labels=table_in(tmp_path / "a.csv", rows))
+    assert [label for _, label in places(listing).values()] == [row["label"] for row in ROWS]
+    assert listing.table["path"].to_pylist() == sorted(FILES)
+    assert (listing.ledger.rejects, notes_of(listing)) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("tree", "paths", "message"),
+    [
+        ("train/p{1..1100}/1.png\ntest/{a,zz}/1.png", ["test/1.png", "p1/1.png"], "no file|no row"),
+        ("train/p{1..1100}/1.png", ["1.png", "p1/1.png"], "1,100 files such as 'train/p1/1.png'"),
+        ("a/1.png\na/1.jpg", ["a/1"], "2 files such as 'a/1.png' and 'a/1.jpg'"),
+        ("CNV/{1..2}.png", ["C:/oct/CNV/1.PNG"], r"removeprefix\('C:/oct/'\)"),
+        ("CNV/{1..2}.png", ["x.png", "y.png"], "row 2, 'y.png': no file"),
+    ],
+)
+def test_a_row_of_several_files_and_a_table_of_none_are_refused(tmp_path, tree, paths, message):
+    rows = [{"path": path, "label": "a"} for path in paths]
+    path = table_in(tmp_path / "a.csv", rows)
+    if message == "no file|no row":  # the longest end that some file shares is no reason
+        assert "1 row of the table of --labels have no file" in notes_of(
+            list_files(drawn(tree), labels=path)
+        )
+        return
+    with pytest.raises(errors.UserError, match=message):
+        list_files(drawn(tree), labels=path)
+
+
+def test_a_file_without_a_row_is_a_reject_and_rows_without_a_file_are_counted(tmp_path):
+    files = {**FILES, "more.png": b"", "x.xml": b"", "README": b""}
+    rows = [*ROWS[:7], *({**ROWS[0], "path": f"lost{k}.png"} for k in range(3))]
+    rows[1] = rows[1] | {"label": ""}
+    listing = list_files(files, labels=table_in(tmp_path / "a.csv", rows))
+    assert reasons(listing) == dict.fromkeys(["more.png", "scan1.png", "scan7.png"], "no_label")
+    assert (listing.ledger.num_files, listing.ledger.ignored) == (11, {"no_image_name": 2})
+    assert "3 rows of the table of --labels have no file in the input, such as row 8" in (
+        notes_of(listing)
+    )
+
+
+def test_a_table_of_a_hundred_thousand_rows_for_twenty_files_takes_seconds(tmp_path):
+    rows = [{"path": f"x/{k}.png", "label": "ab"[k % 2]} for k in range(100_000)]
+    path, started = table_in(tmp_path / "a.csv", rows), time.process_time()
+    assert len(list_files(drawn("in/x/{1..20}.png"), labels=path).table) == 20
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(("label", "is_refused"), [("sick", False), ("well", True)])
+def test_a_second_row_of_a_file_must_say_the_same(tmp_path, label, is_refused):
+    path = table_in(tmp_path / "a.csv", [*ROWS, ROWS[0] | {"label": label, "path": "./scan0"}])
+    if is_refused:
+        with pytest.raises(errors.UserError, match=r"rows 1 and 9 both name 'scan0\.png'"):
+            list_files(FILES, labels=path)
+    else:
+        assert "1 rows of the table of --labels repeat" in notes_of(list_files(FILES, labels=path))
+
+
+def test_a_patient_of_a_table_is_one_of_its_site_and_all_it_says_is_in_the_digest(tmp_path):
+    rows = [row | {"site": "Bern/2" if k < 4 else "rome"} for k, row in enumerate(ROWS)]
+    listing = list_files(FILES, labels=table_in(tmp_path / "a.csv", rows))
+    assert listing.table["patient"].to_pylist()[3:5] == ["Bern%2F2/001", "rome/002"]
+    digests = {listing.digest}
+    for change in ({"label": "well"}, {"patient": "9"}, {"split": "val"}, {"age": 7}):
+        path = table_in(tmp_path / "a.csv", [rows[0] | change, *rows[1:]])
+        digests.add(list_files(FILES, labels=path).digest)
+    assert len(digests) == 5
+    path = table_in(tmp_path / "a.csv", [*rows[::-1], {**rows[0], "path": "lost.png"}])
+    assert list_files(FILES, labels=path).digest == listing.digest
+
+
+def test_a_name_is_found_in_each_of_its_unicode_forms(tmp_path):
+    names = [f"Müller{k}.png" for k in range(2)]
+    rows = [{"path": unicodedata.normalize("NFC", name), "label": "ä"} for name in names]
+    files = {unicodedata.normalize("NFD", name): b"" for name in names}
+    listing = list_files(files, labels=table_in(tmp_path / "a.csv", rows))
+    assert places(listing).keys() == files.keys()
