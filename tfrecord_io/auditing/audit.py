@@ -7,10 +7,13 @@ findings does not prove that the data is clean; `LIMITS` lists what it cannot se
 from __future__ import annotations
 
 import argparse
+import csv
 import functools
+import io
 import itertools
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,11 +25,13 @@ from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.format.examples import audited, in_stored_order, read
 from tfrecord_io.format.manifest import Manifest, ManifestError
+from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.printing import printable
+from tfrecord_io.terminal.printing import counted, printable
 
 # Each yields its findings and adds its numbers to the measures.
 _CHECKS = (
@@ -101,7 +106,7 @@ def audit_examples(
     finders = (*_CHECKS, *(check.find for check in checks))
     findings = itertools.chain.from_iterable(find(examined) for find in finders)
     ranked = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
-    return Audit(tuple(ranked), examined.measures)
+    return Audit(tuple(ranked), examined.measures, tuple(leak_checks.copies(examined)))
 
 
 def command(checks: Sequence[Check]) -> Command:
@@ -122,6 +127,8 @@ def _add_arguments(checks: Sequence[Check], parser: argparse.ArgumentParser) -> 
         parser.add_argument(f"--{name}", type=int, metavar="N", help=text)
     for check in checks:
         check.add_arguments(parser)
+    text = "write the copies of pictures as a table, which build --exclude can leave out"
+    parser.add_argument("--output", type=local_path, metavar="FILE.csv", help=text)
     parser.add_argument(
         "--json", action="store_true", help="print the findings as JSON, with all cases"
     )
@@ -135,6 +142,14 @@ def _run(checks: Sequence[Check], args: argparse.Namespace) -> int:
             raise UserError(f"--{name} must be at least {least}, received {limit}")
     directory = flags.dataset_of(args)
     result = audit(directory, checks, most_listed=None if args.json else MAX_LISTED)
+    if args.output:
+        writer = csv.DictWriter(text := io.StringIO(), ["path", "copy_of", "kind"])
+        writer.writeheader()
+        writer.writerows(result.copies)
+        with atomic_write(args.output) as file:
+            file.write(text.getvalue().encode())
+        rows = counted(len(result.copies), "row")
+        print(f"{args.output} has {rows} for {flags.command('build')} --exclude", file=sys.stderr)
     violations = _violations(args, result.measures)
     violations += [line for check in checks for line in check.violations(args, result.measures)]
     if args.json:
@@ -151,10 +166,10 @@ def _run(checks: Sequence[Check], args: argparse.Namespace) -> int:
 def _violations(args: argparse.Namespace, measures: Mapping[str, Any]) -> list[str]:
     """Returns a line for each limit that is exceeded or cannot be checked."""
     lines = []
-    for name, (_, counted) in _COUNTED.items():
+    for name, (_, numbers) in _COUNTED.items():
         if (limit := getattr(args, name)) is None:
             continue
-        counts = [measures[measure] for measure in counted]
+        counts = [measures[measure] for measure in numbers]
         found = sum(count or 0 for count in counts)
         gap = leak_checks.near_search_gap(counts[1], measures) if len(counts) > 1 else None
         if found > limit or gap:

@@ -15,6 +15,9 @@ from tfrecord_io.terminal.printing import listed, many
 
 _MOST_NAMES = 12  # in a sentence
 
+# Grey levels from black or white, of 255.
+_NEARLY = 4
+
 # More classes than this may be patients, dates or devices.
 _MANY_CLASSES = 100
 
@@ -96,12 +99,23 @@ def check_sizes(examined: Examined) -> Iterator[Finding]:
 
 
 def check_blank(examined: Examined) -> Iterator[Finding]:
-    """Yields the number of images of a single colour."""
+    """Yields the images of a single colour, and the classes in which nearly all pixels have one."""
     num_blank = int(examined.twins.is_blank.sum())
     examined.measures["blank_images"] = num_blank
     if num_blank:
         title = f"{many(num_blank, 'image')} of a single colour"
         yield warning("blank", title, "They show nothing.", num_blank)
+    has_level = "brightness" in examined.examples.column_names
+    brightness = examined.examples["brightness"].to_numpy() if has_level else np.empty(0)
+    for place, name in enumerate(examined.labels if has_level else ()):
+        members = brightness[examined.label == place]
+        level = float(np.median(members)) if len(members) else 128.0
+        if min(level, 255 - level) < _NEARLY:
+            colour = "black" if level < 128 else "white"
+            title = f"Half of the images of {name} are nearly {colour}"
+            detail = f"Their mean is {level:.1f} of 255 or {'less' if level < 128 else 'more'}: of "
+            detail += "DICOM, --window may show more of them; look at the pictures on the page."
+            yield warning("extreme_levels", title, detail, len(members))
 
 
 def check_source(examined: Examined) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ _ADVICE = {
     "patient_leak": "results will be too good; build with --splits patient",
     "picture_leak": "results will be too good; build with --leaks drop",
     "near_duplicates": "results will be too good; build with --leaks drop",
-    "label_conflict": "build with --duplicates drop",
+    "label_conflict": "audit --output lists them for build --exclude",
     "near_label_conflict": "look at these and correct the label that is wrong",
     "shortcuts": "a network may learn these instead of the disease; compare its results within one "
     "image size and one JPEG quality",
@@ -61,10 +61,15 @@ good = functools.partial(Finding, severity="good")
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """The findings, the worst first, and the numbers behind them, by name."""
+    """The findings, the worst first, and the numbers behind them, by name.
+
+    `copies` are rows of a table for `build --exclude`: the `path` of an image, that of the one that
+    it is a copy of, and the `kind` of copy.
+    """
 
     findings: tuple[Finding, ...]
     measures: Mapping[str, Any]
+    copies: tuple[Mapping[str, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values, as the manifest keeps them."""

@@ -20,6 +20,11 @@ from tfrecord_io.terminal.printing import counted, many
 
 _Listed = tuple[dict[str, Any], ...]
 
+_EXCLUDE = "audit --output copies.csv lists what build --exclude copies.csv leaves out."
+
+# Of copies in several splits, the one in the first of these stays.
+_KEPT_FIRST = ("test", "val", "train")
+
 
 def check_known_patients(examined: Examined) -> Iterator[Finding]:
     """Yields the number of images whose patient is unknown."""
@@ -140,20 +145,20 @@ def check_exact(examined: Examined) -> Iterator[Finding]:
     }
     if across:
         title = f"{many(len(across), 'picture')} in more than one split, pixel by pixel"
-        detail = f"{sum(map(len, across)):,} images. --leaks drop keeps those of the smaller split."
+        detail = f"{sum(map(len, across)):,} images. {_EXCLUDE}"
         listed = _list_groups(examined, across)
         yield problem("picture_leak", title, detail, len(across), listed)
     if conflicts:
         title = f"{many(len(conflicts), 'picture')} under contradicting labels"
         plural = examined.dataset.label_kind.plural
-        detail = f"The same pixels have different {plural}; --duplicates drop leaves them out."
+        detail = f"The same pixels have different {plural}. {_EXCLUDE}"
         listed = _list_groups(examined, conflicts)
         yield problem("label_conflict", title, detail, len(conflicts), listed)
     if within:
         extra = num_again - sum(num_splits)
         title = f"{many(extra, 'image')} in the same split a second time"
         detail = f"{many(len(within), 'picture')} repeated, and each repetition counts in every "
-        detail += "result. --duplicates drop keeps one of each."
+        detail += f"result. {_EXCLUDE}"
         yield warning("duplicates", title, detail, extra, _list_groups(examined, within))
     if not groups:
         detail = f"All {examined.examples.num_rows:,} stored images differ."
@@ -201,7 +206,7 @@ def check_near(examined: Examined) -> Iterator[Finding]:
     found = (
         (problem, "near_duplicates", across, "across splits",
          "Each is one picture that was saved again, brightened or resized, or one place of an eye "
-         "scanned twice. --leaks drop keeps it in one split (test before val before train)."),
+         f"scanned twice. {_EXCLUDE}"),
         (warning, "near_duplicates_within", within, "in one split",
          "Their patients have different names, or none. Folds and intervals keep both together, "
          "but each counts in training."),
@@ -257,6 +262,34 @@ def _list_pairs(examples: pa.Table, pairs: Sequence[NearPair]) -> _Listed:
         similarity = round(pair.similarity, 4)
         listed.append({"first": first, "second": second, "similarity": similarity})
     return tuple(listed)
+
+
+def copies(examined: Examined) -> Iterator[dict[str, str]]:
+    """Yields what `build --exclude` can leave out: copies of a picture, all but one.
+
+    The one in test stays, else that in val. If copies have different labels, none with the same
+    pixels stays, because nothing says which label is right.
+    """
+    paths, labels = (examined.examples[name].to_pylist() for name in ("path", "label"))
+    places = {name: place for place, name in enumerate(_KEPT_FIRST)}
+    order = [places.get(examined.splits[code], len(places)) for code in examined.split.tolist()]
+    gone: set[int] = set()
+
+    def row(place: int, kept: int, kind: str) -> dict[str, str]:
+        gone.add(place)
+        kind += "" if labels[place] == labels[kept] else ", another label"
+        return {"path": paths[place], "copy_of": paths[kept], "kind": kind}
+
+    for group in examined.twins.exact_groups():
+        kept, *others = sorted(group.tolist(), key=lambda place: (order[place], place))
+        for place in others:
+            yield row(place, kept, "same pixels")
+        if other := next((place for place in others if labels[place] != labels[kept]), None):
+            yield row(kept, other, "same pixels")
+    for pair in examined.twins.near:
+        kept, place = sorted(pair[:2], key=lambda place: (order[place], place))
+        if not gone & {kept, place}:
+            yield row(place, kept, "near duplicate")
 
 
 def near_search_gap(num_pairs: int | None, measures: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from builds import ROOT, build_here, build_of, read_csv, rows_of
 from dataset_factory import bare_manifest, change_column, change_json, cut_shards, write_table
 from image_files import (
     encoded,
+    grey_pixels,
     jpeg,
     kermany_archive,
     png,
@@ -115,9 +116,6 @@ def named(label, *numbers, split="train", sizes=((20, 28),)):
     }
 
 
-COPIES = {
-    f"{split}/CNV/eye_jpg.rf.{split:0>8}.jpg": jpeg(len(split)) for split in ("train", "test")
-}
 SIZES = named("A", *range(8), sizes=[(40, 50)] * 6 + [(40, 120), (6, 7)])
 MIXED = named("A", *range(9)) | named("B", 1, 2) | named("B", 20, 21, 22, split="test")
 MIXED["test/B/x.png"] = jpeg(99)
@@ -129,7 +127,6 @@ MANY = {f"train/class_{n % 101}/{n}.png": jpeg(n, 8, 8) for n in range(303)}
     [
         ({f"{split}/A/{split}.png": jpeg(1) for split in ("train", "test")},
          {"no_patient": "title='No image names a patient'"}),
-        (COPIES, {"patient_leak": "title='1 source is in more than one split'"}),
         (MANY, {"many_classes": "severity='warning', "}),
         (SIZES, {"size_outliers": "listed=({'width': 120, 'height': 40, 'images': 1}, "
                  "{'width': 7, 'height': 6, 'images': 1})",
@@ -171,6 +168,44 @@ def test_what_is_wrong_with_the_real_sample_is_found(build):
     assert given_away in [
         case for found in Manifest.load(out).audit["findings"] for case in found["listed"]
     ]
+
+
+# ---- what leaves copies out
+
+
+def copies_in(directory, path):
+    assert command_line.main(["audit", str(directory), f"--output={path}"]) == 0
+    return {row["path"]: (row["copy_of"], row["kind"]) for row in read_csv(path)}
+
+
+def test_copies_are_written_as_a_table_that_a_build_leaves_out(flawed, flawed_tree, tmp_path):
+    table = tmp_path / "copies.csv"
+    found = copies_in(flawed, table)
+    saved, brightened = planted.SAVED_AGAIN, planted.BRIGHTENED
+    assert found == {
+        # The copy in test stays, else that in val; of contradicting labels none.
+        planted.SAME_PIXELS[1]: (planted.SAME_PIXELS[0], "same pixels"),
+        max(planted.SAME_FILE, key=found.__contains__): (
+            min(planted.SAME_FILE, key=found.__contains__), "same pixels"
+        ),
+        planted.CONFLICT[0]: (planted.CONFLICT[1], "same pixels, another label"),
+        planted.CONFLICT[1]: (planted.CONFLICT[0], "same pixels, another label"),
+        saved[1]: (saved[0], "near duplicate"),
+        brightened[1]: (brightened[0], "near duplicate"),
+    }  # fmt: skip
+    output = build_here(flawed_tree, tmp_path / "out", SIZE, f"--exclude={table}")
+    assert Manifest.load(output).counts["excluded"] == len(found)
+    assert copies_in(output, table) == {}
+
+
+def test_classes_of_nearly_black_images_are_a_warning(build):
+    dark = {
+        f"train/A/A-{n}-1.png": encoded((grey_pixels(n) > 240).astype(np.uint8)) for n in range(4)
+    }
+    out = build(dark | named("B", 1, 2, 3))
+    found = finding(out, "extreme_levels")
+    assert found.severity == "warning"
+    assert found.title == "Half of the images of A are nearly black"
 
 
 # ---- what is dropped
@@ -286,7 +321,7 @@ def with_recipe(**facts):
             with_recipe(height=None),
             'manifest.json is damaged: ValueError("preprocessing of another',
         ),
-        (with_recipe(width=999), "but its preprocessing makes (96, 999, 1) of uint8"),
+        (with_recipe(width=999), "but its preprocessing makes (96, 999, 1)"),
     ],
 )
 def test_a_dataset_that_cannot_be_audited_is_an_error_that_says_why(
