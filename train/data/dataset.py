@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import tfrecord_io
-from tfrecord_io.auditing.twins import MIN_SIDE
 from tfrecord_io.format import examples
-from tfrecord_io.format.examples import HASH, HASH_LENGTH, IDENTITY, SITE
+from tfrecord_io.format.examples import IDENTITY, SITE
 from tfrecord_io.format.groups import Groups
 from tfrecord_io.format.hashing import draw, hash_names
 from tfrecord_io.format.manifest import STATISTICS_SPLIT, Manifest, ManifestError
@@ -27,8 +26,11 @@ from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.errors import UserError
 from train.data.options import FoldOptions
 
+#: What tells an image from others, and which images belong together.
+IMAGE_COLUMNS = (*IDENTITY, "file_xxh3")
+
 # Columns that are read, besides those that are measured.
-_COLUMNS = (*IDENTITY, HASH, "file_xxh3", "path", "split", "shard", "row", "variant")
+_COLUMNS = (*IMAGE_COLUMNS, "path", "split", "shard", "row", "variant")
 
 _TEXT = pa.string()
 
@@ -51,9 +53,9 @@ class Part:
     def num_examples(self) -> int:
         return len(self.rows)
 
-    def narrow(self, is_kept: np.ndarray) -> Part:
-        """Returns the examples where `is_kept`, bool [num_examples]."""
-        return dataclasses.replace(self, rows=self.rows[is_kept])
+    def narrow(self, is_kept: np.ndarray, name: str | None = None) -> Part:
+        """Returns the examples where `is_kept`, bool [num_examples], under another name if any."""
+        return dataclasses.replace(self, rows=self.rows[is_kept], name=name or self.name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,15 +113,8 @@ class Dataset:
 
     @functools.cached_property
     def images(self) -> pa.Table:
-        """The identities of all examples: `IDENTITY`, texts, and `HASH`; null if unknown.
-
-        The hash is null, too, where it cannot tell copies of a picture from other pictures.
-        """
-        columns = {name: self.column(name).cast(_TEXT) for name in IDENTITY}
-        hashes = pa.nulls(len(self.table), pa.binary(HASH_LENGTH))
-        if min(self.manifest.image_shape[:2]) >= MIN_SIDE and HASH in self.table.column_names:
-            hashes = self.table[HASH]
-        return pa.table(columns | {HASH: hashes}).combine_chunks()
+        """The `IMAGE_COLUMNS` of all examples as texts; null if unknown."""
+        return pa.table({name: self.column(name).cast(_TEXT) for name in IMAGE_COLUMNS})
 
     @functools.cached_property
     def stored(self) -> MappedDataset:
@@ -215,12 +210,9 @@ def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
         )
     # Augmented copies are for training only.
     is_held_out = in_fold & ~dataset.is_copy(everyone)
-
-    def some(name: str, is_chosen: np.ndarray) -> Part:
-        return dataclasses.replace(everyone.narrow(is_chosen), name=name)
-
-    learnt = some(f"all but fold {folds.fold}", ~in_fold)
-    return Parts(train=learnt, val=None, test=some(f"fold {folds.fold}", is_held_out))
+    others = everyone.narrow(~in_fold, name=f"all but fold {folds.fold}")
+    held_out = everyone.narrow(is_held_out, name=f"fold {folds.fold}")
+    return Parts(train=others, val=None, test=held_out)
 
 
 def divided(dataset: Dataset, folds: FoldOptions) -> Part:

@@ -1,6 +1,7 @@
 """What a network has seen: the images that its weights, statistics or thresholds depend on.
 
-A run lists them in seen.parquet, which its export does not contain.
+A run lists them in seen.parquet, which its export does not contain. Whether a network has seen an
+image is decided by three intersections: the bytes of files, the pixels, and the patients.
 """
 
 from __future__ import annotations
@@ -15,41 +16,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tfrecord_io.auditing import twins
-from tfrecord_io.format.examples import (
-    GROUP,
-    HASH,
-    HASH_LENGTH,
-    IDENTITY,
-    SEEN_FILE_NAME,
-    SEEN_ORIGIN,
-    SITE,
-)
+from tfrecord_io.format.examples import GROUP, SEEN_FILE_NAME, SEEN_ORIGIN, SITE
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.person import Person
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.spelling import one_form
-from train.data.dataset import Dataset, Parts
+from train.data.dataset import IMAGE_COLUMNS, Dataset, Parts
 
 FILE_NAME = SEEN_FILE_NAME
 
 _TEXT = pa.string()
 
 # Null is unknown. `part` is where an image was used: in train or val, or in the run of --init.
-_SCHEMA = pa.schema(
-    [*((name, _TEXT) for name in (*IDENTITY, "part")), (HASH, pa.binary(HASH_LENGTH))]
-)
+_SCHEMA = pa.schema([(name, _TEXT) for name in (*IMAGE_COLUMNS, "part")])
 
 # Columns that the file has only if something of them is known.
-_OPTIONAL = (SITE, HASH)
+_OPTIONAL = (SITE, "file_xxh3")
 
 # Entries of the file's metadata.
 _UNKNOWN, _ORIGIN = b"unknown", SEEN_ORIGIN
-
-# A picture that looks like more others than this is of a crowd, such as one of a fixed frame; of
-# such pictures the hashes do not tell which are copies.
-_CROWD = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,7 +74,7 @@ class Seen:
         place = self.images.schema.get_field_index("part")
         part = pa.array(["init"] * len(first.images), _TEXT)
         images = [self.images, first.images.set_column(place, "part", part)]
-        # What tells how names and pictures compare holds only if it is the same for both.
+        # What tells how names compare holds only if it is the same for both.
         same = {name: fact for name, fact in self.origin.items() if first.origin.get(name) == fact}
         unknown = "; ".join(filter(None, dict.fromkeys((first.unknown, self.unknown))))
         return Seen(images=pa.concat_tables(images), unknown=unknown, origin=same)
@@ -107,7 +93,7 @@ def read_seen(run: Path) -> Seen:
         table = pq.read_table(path)
         facts = table.schema.metadata or {}
         for name in set(_OPTIONAL) - set(table.column_names):
-            table = table.append_column(name, pa.nulls(len(table), _SCHEMA.field(name).type))
+            table = table.append_column(name, pa.nulls(len(table), _TEXT))
         images = table.select(_SCHEMA.names).cast(_SCHEMA)
         origin = json.loads(facts.get(_ORIGIN, b"{}"))
     except FileNotFoundError:
@@ -120,9 +106,7 @@ def read_seen(run: Path) -> Seen:
 def collect(dataset: Dataset, parts: Mapping[str, np.ndarray], unknown: str = "") -> Seen:
     """Returns what a run sees: rows of a dataset, by the name of their part."""
     tables = [
-        dataset.images.take(rows)
-        .append_column("part", pa.array([name] * len(rows), _TEXT))
-        .select(_SCHEMA.names)
+        dataset.images.take(rows).append_column("part", pa.array([name] * len(rows), _TEXT))
         for name, rows in parts.items()
     ]
     images = pa.concat_tables(tables).combine_chunks()
@@ -143,17 +127,10 @@ def seen_by(data: Dataset, parts: Parts, weights: str | None, first: Path | None
 
 
 def _origin_of(manifest: Manifest) -> dict[str, str]:
-    """Returns what tells which names and pictures of two datasets can be compared.
-
-    `patients` is how the patients got their names. Within one `dataset` the build has compared the
-    pixels of pictures that look alike.
-    """
+    """Returns what tells whether the names of patients of two datasets can be compared."""
     options = manifest.options
     naming = [options.get("patient_regex"), options.get("anonymize"), bool(options.get("labels"))]
-    return {"dataset": manifest.fingerprint, "patients": json.dumps(naming)}
-
-
-# ---- comparing
+    return {"patients": json.dumps(naming)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -225,8 +202,8 @@ def expose(
     """
     seen, rows = looks[0][0], np.concatenate([rows for _, rows in looks])
     compared = [_compare(each, dataset)[:, rows] for each, rows in looks]
-    is_seen, is_named, is_crowded = np.concatenate(compared, axis=1)
-    images, origin = dataset.images.take(rows), _origin_of(dataset.manifest)
+    is_seen, is_named = np.concatenate(compared, axis=1)
+    images = dataset.images.take(rows)
     tables = {"that are measured": images if is_measured else images.filter(pa.array(~is_seen))}
     if len(looks) == 1:  # Those of a cross-validation have seen what the others are measured on.
         tables["that it has seen"] = _distinct(seen.images)
@@ -239,63 +216,47 @@ def expose(
         ]
 
     pixels, patients = lacking("pixels_xxh3", "hash of the pixels"), lacking("patient", "patient")
-    if seen.origin.get("dataset") != origin["dataset"]:
-        near = lacking(HASH, "perceptual hash, by which saved copies are found from 64 pixels on")
-    elif dataset.manifest.audit.get("measures", {}).get("near_duplicates_complete"):
-        near = []
-    else:
-        near = ["nearly equal images were not all looked for, see the audit"]
-    if count := int(is_crowded.sum()):
-        near.append(f"{count:,} of the images look like too many that it has seen")
-    if seen.origin.get("patients") != origin["patients"]:
+    if seen.origin.get("patients") != _origin_of(dataset.manifest)["patients"]:
         patients.append(
             "its training images name patients in another way (--patient_regex, --labels, "
             "--anonymize), or it is not known how, which does not matter at another hospital"
         )
     unknown = [seen.unknown] if seen.unknown else []
-    kinds = {
-        f"no image with the same {'' if near else 'or nearly the same '}pixels": pixels,
-        "no patient of the same name": patients,
-    }
+    kinds = {"no image with the same pixels": pixels, "no patient of the same name": patients}
     return Exposure(
         is_seen=is_seen,
         num_patients=pc.count_distinct(images["patient"].filter(pa.array(is_seen))).as_py(),
         is_measured=is_measured,
         num_named=int(is_named.sum()),
         claims=tuple(claim for claim, doubts in kinds.items() if not (doubts or unknown)),
-        doubts=(*unknown, *pixels, *near, *patients),
+        doubts=(*unknown, *pixels, *patients),
     )
 
 
 def _distinct(images: pa.Table) -> pa.Table:
     """Returns the images, each once though several networks have seen it."""
-    names = [name for name in images.column_names if name != "part"]
-    return images.group_by(names).aggregate([])
+    return images.group_by(list(IMAGE_COLUMNS)).aggregate([])
 
 
 def _compare(seen: Seen, dataset: Dataset) -> np.ndarray:
-    """Tells of each image of a dataset what a network has seen of it, bool [3, num_images].
+    """Tells of each image of a dataset what a network has seen of it, bool [2, num_images].
 
-    The first row tells whether it has seen the same or nearly the same pixels, the group or the
-    patient, or in one of these ways another image of the group. Of those in the second it has seen
-    no such pixels, only the name of the patient or group. Those in the third look like too many
-    that it has seen, so it cannot be told whether it has seen them.
+    The first row tells whether it has seen the file, the pixels, the patient or the group, or one
+    of these of another image of the group. Of those in the second it has seen no such file or
+    pixels, only the name of the patient or group.
     """
     images = dataset.images
-    is_alike = pc.is_in(images["pixels_xxh3"], seen.images["pixels_xxh3"].drop_null()).to_numpy()
-    is_crowded = np.zeros(len(is_alike), bool)
-    if seen.origin.get("dataset") != dataset.manifest.fingerprint:
-        rows = np.flatnonzero(pc.is_valid(images[HASH]).to_numpy() & ~is_alike)
-        known = twins.hashes_in(pa.table({HASH: seen.images[HASH].drop_null().unique()}))
-        num_near = twins.count_near(twins.hashes_in(images.take(rows)), known)
-        is_crowded[rows] = num_near > _CROWD
-        is_alike[rows] = (num_near > 0) & (num_near <= _CROWD)
+    same = (
+        pc.is_in(images[name], seen.images[name].drop_null()).to_numpy()
+        for name in ("file_xxh3", "pixels_xxh3")
+    )
+    is_alike = np.logical_or.reduce([*same])
     is_named = _is_same(images, seen.images, GROUP.name) | _is_same(images, seen.images, "patient")
     is_alike, is_seen = (
         found | pc.is_in(images[GROUP.name], images[GROUP.name].filter(pa.array(found))).to_numpy()
         for found in (is_alike, is_alike | is_named)
     )
-    return np.stack([is_seen, is_seen & ~is_alike, is_crowded & ~is_seen])
+    return np.stack([is_seen, is_seen & ~is_alike])
 
 
 def _is_same(images: pa.Table, seen: pa.Table, column: str) -> np.ndarray:
