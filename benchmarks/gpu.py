@@ -5,11 +5,12 @@
 It draws its own data under --work and needs JAX or TensorFlow (it measures with each that is
 installed). On one H200, small_resnet took 95 s on JAX, most of it to compile; efficientnet_lite0
 compiles for more than a minute. Figures are printed as soon as they are known. `--quick` tries all
-of it on a CPU. Three ways of feeding the same compiled step take turns, and medians count:
+of it on a CPU. Four ways of feeding the same compiled step take turns, and medians count:
 
 - device: one batch that lies on the device, the limit.
 - reader: the mapped shards, as in training.
 - decode: JPEGs of 512x496, decoded and resized in each step by the build's own code, on all cores.
+- grain: the same by worker processes of Grain, one a core, without TensorFlow.
 
 Each measurement is a process of its own, so that one that fails (memory) costs its row alone, and
 a peak of memory is of one network. These steps are bare: no augmentation, SGD, one output. Those
@@ -30,7 +31,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,29 +41,24 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from train.machine import console  # noqa: E402
-from train.networks.options import OWN_MODELS  # noqa: E402
 
 console.set_defaults()
 with console.hide_native_noise():
     import numpy as np
     import psutil
-    from read_data import LABEL_NAMES, ReadData, draw_records, draw_scans
+    from read_data import LABEL_NAMES, ReadData, decode_scan, draw_records, draw_scans
 
     from tfrecord_io.decoding.options import Preprocessing
-    from tfrecord_io.decoding.preprocess import decode_image
     from tfrecord_io.stores.ahead import map_ahead
     from train.data import augmentation
-    from train.training import callbacks, timing
     from train.training.config import TrainConfig
+    from train.training.monitors import memory_megabytes
+    from train.training.preview import prepare_steps, time_rounds
     from train.training.session import Session, session_of
     from train.training.steps import Steps
 
 MODELS = ("small_resnet", "efficientnet_lite0", "vgg16", "resnet50")
-WAYS = ("device", "reader", "decode")
-
-#: ResNet-50 in mixed precision on one A100, images/s. Source: NVIDIA's DeepLearningExamples,
-#: the tables of TensorFlow and MXNet.
-PUBLISHED = {"NVIDIA's tuned TensorFlow, one A100": 2375, "NVIDIA's MXNet, one A100": 3660}
+WAYS = ("device", "reader", "decode", "grain")
 
 
 def main() -> int:
@@ -99,7 +95,6 @@ def main() -> int:
     content = {
         "machine": {"system": platform.platform(), "cores": os.cpu_count()},
         "settings": {name: getattr(arguments, name) for name in _SETTINGS},
-        "published": PUBLISHED,
         "backends": results,
     }
     Path(arguments.output).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -128,7 +123,8 @@ def measure_backend(backend: str, arguments: argparse.Namespace) -> dict[str, An
         shown = [name, *map(str, values)]
         print(f"measuring {backend}: {' '.join(shown)}", file=sys.stderr, flush=True)
         done = subprocess.run(
-            [sys.executable, __file__, *sys.argv[1:], "--measure", *shown],
+            # Not as the script: Grain's workers would import it again, and so TensorFlow.
+            [sys.executable, "-c", "import gpu; gpu.main()", *sys.argv[1:], "--measure", *shown],
             env=environment(KERAS_BACKEND=backend),
             stdout=subprocess.PIPE,
             text=True,
@@ -161,7 +157,7 @@ def measure_backend(backend: str, arguments: argparse.Namespace) -> dict[str, An
 
 
 def environment(**variables: str) -> dict[str, str]:
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     return found | {"TF_CPP_MIN_LOG_LEVEL": "2"} | variables
 
@@ -171,7 +167,6 @@ def config_of(arguments: argparse.Namespace, model: str, **settings: Any) -> Tra
         data=str(read_data(arguments).records),
         model=model,
         weights="none",
-        normalize="unit" if model in OWN_MODELS else None,
         replica_batch_size=arguments.batch_size,
         precision=arguments.precision,
         **settings,
@@ -185,7 +180,6 @@ BARE: dict[str, Any] = {
     "augment": False,
     "mixup": 0.0,
     "label_smoothing": 0.0,
-    "test_time_flip": False,
 }
 
 
@@ -215,9 +209,9 @@ def measure_devices(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_input(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns images/s onto one device while nothing is trained, and the time of a first batch."""
+    """Returns images/s onto one device while nothing is trained."""
     num_batches = arguments.steps * arguments.rounds
-    session, _, steps = timing.prepare_steps(
+    session, _, steps = prepare_steps(
         session_on(arguments, "convnet", 1), num_steps=num_batches + 2
     )
     batches = steps.iterate(session.training_batches(0))
@@ -226,19 +220,9 @@ def measure_input(arguments: argparse.Namespace) -> dict[str, Any]:
     for _ in range(num_batches):
         wait_for(next(batches))
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - worked
-    program = (
-        "import time; started = time.perf_counter(); import sys, tfrecord_io; "
-        "next(iter(tfrecord_io.make_batches(sys.argv[1], split='train', batch_size=8))); "
-        "print(time.perf_counter() - started)"
-    )
-    first = subprocess.run(
-        [sys.executable, "-c", program, session.plan.config.input.data],
-        env=environment(), capture_output=True, text=True, check=True,
-    )  # fmt: skip
     return {
         "images_per_second": num_batches * arguments.batch_size / seconds,
         "cpu_cores": cpu_seconds / seconds,
-        "import_to_first_batch_seconds": float(first.stdout),
     }
 
 
@@ -255,9 +239,9 @@ def wait_for(batch: Any) -> None:
 
 
 def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> dict[str, Any]:
-    """Returns images/s by way of feeding; with several devices without decode."""
+    """Returns images/s by way of feeding; with several devices without decoding."""
     num_steps, num_rounds = arguments.steps, arguments.rounds
-    session, _, steps = timing.prepare_steps(
+    session, _, steps = prepare_steps(
         session_on(arguments, model, int(replicas)),
         # One step more, for the time to the first, and a round for the share of the CPU.
         num_steps=(num_rounds + 2) * num_steps + 1,
@@ -266,13 +250,15 @@ def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> d
         "reader": steps.iterate(session.training_batches(0)),
         "device": itertools.repeat(next(steps.iterate(session.training_batches(0)))),
     }
-    steps.train(sources["reader"], 1)
+    steps.train(sources["reader"])
     first_step = time.time() - psutil.Process().create_time()
     if replicas == "1":
-        sources["decode"] = decoded(arguments, session, steps)
-    times = timing.time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
+        sources["decode"] = placed(session, steps, decoded_by_threads(arguments))
+        sources["grain"] = placed(session, steps, decoded_by_grain(arguments))
+    times = time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
     started, worked = time.perf_counter(), time.process_time()
-    steps.train(sources["reader"], num_steps)
+    for _ in range(num_steps):
+        steps.train(sources["reader"])
     cores = (time.process_time() - worked) / (time.perf_counter() - started)
     images = num_steps * (session.plan.config.input.global_batch_size or 0)
     return {
@@ -281,7 +267,7 @@ def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> d
         "input_wait_share": {name: share for name, (_, share) in times.items()},
         "reader_cpu_cores": cores,
         "first_step_seconds": first_step,
-        **callbacks.memory_megabytes(session.devices),
+        **memory_megabytes(session.devices),
     }
 
 
@@ -289,46 +275,63 @@ def measure_trained(arguments: argparse.Namespace, model: str, replicas: str) ->
     """Returns the time of a step with all defaults."""
     num_steps, num_rounds = arguments.steps, arguments.rounds
     given = session_on(arguments, model, int(replicas), {})
-    session, _, steps = timing.prepare_steps(given, num_steps=(num_rounds + 1) * num_steps)
+    session, _, steps = prepare_steps(given, num_steps=(num_rounds + 1) * num_steps)
     batch = next(steps.iterate(session.training_batches(0)))
     device = {"device": itertools.repeat(batch)}
-    times = timing.time_rounds(steps, device, num_steps=num_steps, num_rounds=num_rounds)
+    times = time_rounds(steps, device, num_steps=num_steps, num_rounds=num_rounds)
     return {"step_ms": 1000 * times["device"][0] / num_steps}
 
 
-def decoded(arguments: argparse.Namespace, session: Session, steps: Steps) -> Any:
-    """Returns batches whose images are decoded when they are wanted, by a thread a core."""
-    paths = sorted(read_data(arguments).scans.rglob("*.jpeg"))
-    preprocessing = Preprocessing(height=arguments.image_size, width=arguments.image_size)
-    size = arguments.batch_size
+def decoded_by_threads(arguments: argparse.Namespace) -> Iterator[np.ndarray]:
+    """Yields batches of images that are decoded when they are wanted, by a thread a core."""
+    names, decode = itertools.cycle(scans_of(arguments)), decoder(arguments)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        ahead: collections.deque[Any] = collections.deque()
+        while True:
+            # `map` submits all of a batch at once, and waits when it is read.
+            while len(ahead) < 3:
+                ahead.append(pool.map(decode, itertools.islice(names, arguments.batch_size)))
+            yield np.stack(list(ahead.popleft()))
+
+
+def decoded_by_grain(arguments: argparse.Namespace) -> Iterator[np.ndarray]:
+    """Yields the same by a worker process a core; each makes whole batches, as Grain advises."""
+    import absl.flags
+    import grain.python as grain
+
+    absl.flags.FLAGS.mark_as_parsed()  # Grain's workers want it
+
+    dataset = grain.MapDataset.source(scans_of(arguments)).shuffle(seed=0).repeat()
+    dataset = dataset.map(decoder(arguments)).batch(arguments.batch_size).to_iter_dataset()
+    workers = grain.MultiprocessingOptions(num_workers=os.cpu_count() or 1)
+    return iter(dataset.mp_prefetch(workers))
+
+
+def scans_of(arguments: argparse.Namespace) -> list[str]:
+    return sorted(map(str, read_data(arguments).scans.rglob("*.jpeg")))
+
+
+def decoder(arguments: argparse.Namespace) -> Callable[[str], np.ndarray]:
+    size = arguments.image_size
+    return functools.partial(decode_scan, preprocessing=Preprocessing(height=size, width=size))
+
+
+def placed(session: Session, steps: Steps, batches: Iterator[np.ndarray]) -> Any:
+    """Returns batches of images as a step takes them, on its device."""
+    size = session.plan.config.input.global_batch_size or 0
     labels = np.eye(len(LABEL_NAMES), dtype=np.float32)[np.arange(size) % len(LABEL_NAMES)]
     weights = np.full(size, 1 / size, np.float32)
     draws = np.zeros((size, augmentation.NUM_DRAWS), np.float32)
-
-    def decode(path: Path) -> np.ndarray:
-        pixels = decode_image(path.read_bytes(), preprocessing).pixels
-        return np.frombuffer(pixels, np.uint8).reshape(preprocessing.image_shape)
-
-    def batches() -> Iterator[tuple[np.ndarray, ...]]:
-        names = itertools.cycle(paths)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            ahead: collections.deque[Any] = collections.deque()
-            while True:
-                # `map` submits all of a batch at once, and waits when it is read.
-                while len(ahead) < 3:
-                    ahead.append(pool.map(decode, itertools.islice(names, size)))
-                yield np.stack(list(ahead.popleft())), labels, weights, draws
-
+    whole = ((images, labels, weights, draws) for images in batches)
     if session.devices.backend == "jax":
         import jax
 
-        sharding = session.devices.sharding("batch")
-        put = functools.partial(jax.device_put, device=sharding)
-        return map_ahead(put, batches(), 2, num_threads=1)
+        put = functools.partial(jax.device_put, device=session.devices.sharding("batch"))
+        return map_ahead(put, whole, 2, num_threads=1)
     import tensorflow as tf
 
-    signature = tuple(tf.TensorSpec(part.shape, part.dtype) for part in next(batches()))
-    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    signature = tuple(tf.TensorSpec(part.shape, part.dtype) for part in next(whole))
+    dataset = tf.data.Dataset.from_generator(lambda: whole, output_signature=signature)
     return steps.iterate(dataset.prefetch(2))
 
 
@@ -354,20 +357,18 @@ def describe(result: dict[str, Any], arguments: argparse.Namespace) -> str:
     if "failed" not in one:
         lines.append(
             f"Input alone: {one['images_per_second']:,.0f} images/s onto the device, with "
-            f"{one['cpu_cores']:.2f} CPU cores; {one['import_to_first_batch_seconds']:.2f} s from "
-            "the import to the first batch."
+            f"{one['cpu_cores']:.2f} CPU cores."
         )
     lines += [
         "",
-        "| network | devices | step, ms | device, images/s | reader | decode "
-        "| input wait | first step, s | device memory, MB "
-        "| as trained |",
-        "| --- |" + " --- |" * 9,
+        "| network | devices | step, ms | device, images/s | reader | decode | grain "
+        "| input wait | first step, s | device memory, MB | as trained |",
+        "| --- |" + " --- |" * 10,
     ]
     for row in result["models"]:
         head = f"| {row['model']} | {row['replicas']} |"
         if "failed" in row:
-            lines.append(f"{head} failed: {row['failed']} |" + " |" * 7)
+            lines.append(f"{head} failed: {row['failed']} |" + " |" * 8)
             continue
         speeds = row["images_per_second"]
         ratios = " | ".join(
@@ -380,9 +381,8 @@ def describe(result: dict[str, Any], arguments: argparse.Namespace) -> str:
             f"| {memory} | {_as_trained(row)} |"
         )
     lines.append(
-        "\nas trained: with all defaults; it, reader and decode: as shares of the "
-        "images/s of a batch on the device. "
-        + "; ".join(f"{name}: resnet50 {speed:,} images/s" for name, speed in PUBLISHED.items())
+        "\nas trained: with all defaults; it, reader, decode and grain: as shares of the images/s "
+        "of a batch on the device."
     )
     return "\n".join(lines)
 

@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.format import descriptions
 from tfrecord_io.format.examples import FILE_NAME as EXAMPLES_FILE_NAME
 from tfrecord_io.format.manifest import FILE_NAME, shard_name
@@ -75,6 +77,12 @@ def speckled(generator: np.random.Generator, height: int, width: int) -> np.ndar
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.float32)
     speckle = smooth * generator.gamma(9, 1 / 9, smooth.shape)
     return np.clip(speckle, 0, 255).astype(np.uint8)
+
+
+def decode_scan(path: str, preprocessing: Preprocessing) -> np.ndarray:
+    """Returns the pixels of an image file as the build stores them."""
+    pixels = decode_image(Path(path).read_bytes(), preprocessing).pixels
+    return np.frombuffer(pixels, np.uint8).reshape(preprocessing.image_shape)
 
 
 def draw_records(

@@ -58,7 +58,7 @@ def test_what_is_measured_on_a_gpu_runs_on_a_cpu(folder):
     check(folder, f"gpu.py --quick --backend {backend}", "| convnet | 1 |")
     (result,) = json.loads((folder / "gpu.json").read_text())["backends"]
     (row,) = result["models"]
-    assert set(row["images_per_second"]) == {"device", "reader", "decode"}
+    assert set(row["images_per_second"]) == {"device", "reader", "decode", "grain"}
     assert row["as_trained"]["step_ms"] > 0
 
 

@@ -39,8 +39,9 @@ from train.training.steps import Steps
 #: Seconds between two checkpoints, beside those after the last epoch and after a signal.
 CHECKPOINT_SECONDS = 120.0
 
-# The input is the bottleneck if a run waits for it for more than this share of its time.
-_INPUT_BOUND_SHARE = 0.1
+# The input is the bottleneck if an epoch waits for it for more than this share of its time, and for
+# more than so many seconds.
+_INPUT_BOUND_SHARE, _INPUT_BOUND_SECONDS = 0.1, 1.0
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -211,8 +212,9 @@ class _Loop:
         if line := describe_epoch(row, self._epochs):
             self._bar.write(line, file=sys.stdout)
             sys.stdout.flush()
-        share = row["input_wait_share"]
-        if share is not None and share > _INPUT_BOUND_SHARE and not self._has_warned:
+        share = row["input_wait_share"] or 0.0
+        is_long = share * meter.seconds > _INPUT_BOUND_SECONDS
+        if share > _INPUT_BOUND_SHARE and is_long and not self._has_warned:
             self._has_warned = True
             console.warn(
                 f"{share:.0%} of the time was spent waiting for input. Put the data on a local "
