@@ -4,7 +4,7 @@
 
 Each case is a drawn tree (braces as in bash), perhaps with a table, in the shape of a collection
 that people have; the flags that a user would type first; and what the listing must find. A case is
-`right`, or `refused`, if a second set of flags then reads it right, or `WRONG`.
+`right`; or `refused`, if the message names what is typed next, and that reads it right; or `WRONG`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import json
 import shlex
 import subprocess
 import sys
@@ -32,17 +31,16 @@ from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.errors import UserError
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Case:
     """A collection; its classes and splits are names with spaces between them.
 
     Attributes:
-        tree: paths, with braces as in bash, a line each.
+        tree: paths, with braces as in bash.
+        images: how many are listed; `patients`, how many are known.
         tables: the content of other files, by their paths.
         flags: what a user types first, besides --input; `{dir}` is the folder.
-        then: what is typed after a refusal.
-        images: how many are listed.
-        patients: how many are known.
+        then: what is typed after a refusal; its flags, or `converter`, are in the message.
     """
 
     name: str
@@ -53,7 +51,8 @@ class Case:
     splits: str = "train"
     tables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     flags: str = ""
-    then: str | None = None
+    then: str = ""
+    converter: str = ""
 
 
 def table(head: str, rows: Iterable[str]) -> str:
@@ -61,149 +60,115 @@ def table(head: str, rows: Iterable[str]) -> str:
     return "\n".join([head, *rows]) + "\n"
 
 
+def labels(columns: str, more: str = "", file: str = "l.csv") -> str:
+    """Returns the flags for a table with these names of columns."""
+    named = f"--columns {shlex.quote(columns)}" if columns else ""
+    return f"--labels {{dir}}/{file} {named} {more}"
+
+
 N6 = range(1, 7)
-DUKE = "--label_regex '^([A-Z]+)[0-9]+/' --patient_regex '^([A-Z]+[0-9]+)/'"
+BINARY, PERSON = "--label_columns A,B", "--patient_regex '(p[0-9]+)/'"
+MASKS, HO = "--exclude_regex '(?i)(^|[^a-z])({})([^a-z]|$)'", "--exclude_regex _1stHO"
 
 CASES = (
-    Case(name="Kermany: chest X-rays", classes="NORMAL PNEUMONIA", splits="test train val",
-         images=36, patients=6, tree="chest_xray/{train,val,test}/NORMAL/IM-{1..6}-0001.jpeg\n"
-         "chest_xray/{train,val,test}/PNEUMONIA/person{1..6}_bacteria_1.jpeg"),
-    Case(name="APTOS 2019: a table of codes", classes="0 1", images=12,
-         tree="train_images/{a..l}1f.png",
-         tables={"train.csv": table("id_code,diagnosis",
-                                    [f"{c}1f,{i % 2}" for i, c in enumerate("abcdefghijkl")])},
-         flags="--labels {dir}/train.csv --columns path=id_code,label=diagnosis"),
-    Case(name="EyePACS: left and right", classes="0 2", images=12,
-         tree="train/{1..6}_{left,right}.jpeg",
-         tables={"trainLabels.csv": table("image,level", [f"{i}_{s},{0 if i < 4 else 2}" for i in N6
-                                                          for s in ("left", "right")])},
-         flags="--labels {dir}/trainLabels.csv --columns path=image,label=level"),
-    Case(name="IDRiD: spaces in names, empty columns", classes="0 2", images=6,
-         tree="'B. Disease Grading/1. Original Images/a. Training Set/IDRiD_00'{1..6}.jpg",
-         tables={"labels.csv": table("Image name,Retinopathy grade,,",
-                                     [f"IDRiD_00{i},{i % 2 * 2},," for i in N6])},
-         flags="--labels {dir}/labels.csv --columns 'path=Image name,label=Retinopathy grade'"),
-    Case(name="RFMiD: a table for each split, same names", classes="0 1", splits="test train",
-         images=12, tree="Training_Set/Training/{1..6}.png\nTest_Set/Test/{1..6}.png",
-         tables={f"{s}_Set/{s}_labels.csv": table("ID,Disease_Risk", [f"{i},{i % 2}" for i in N6])
-                 for s in ("Training", "Test")},
-         flags="--labels {dir}/Training_Set/Training_labels.csv,{dir}/Test_Set/Test_labels.csv "
-               "--columns path=ID,label=Disease_Risk"),
-    Case(name="NIH ChestX-ray14: several labels in a cell", classes="Effusion Mass", images=6,
-         patients=6, tree="images_001/images/0000{1..6}_000.png",
-         tables={"Data_Entry_2017.csv": table(
-             "Image Index,Finding Labels,Patient ID",
-             ["00001_000.png,Effusion|Mass,1", *(f"0000{i}_000.png,Mass,{i}" for i in (2, 3)),
-              *(f"0000{i}_000.png,Effusion,{i}" for i in (4, 5, 6))])},
-         flags="--labels {dir}/Data_Entry_2017.csv --columns "
-               "'path=Image Index,label=Finding Labels,patient=Patient ID'",
-         then="--labels {dir}/Data_Entry_2017.csv --label_separator '|' --columns "
-              "'path=Image Index,label=Finding Labels,patient=Patient ID'"),
-    Case(name="CheXpert: uncertain labels", classes="Edema Pneumonia", images=6, patients=6,
-         tree="CheXpert-v1.0-small/train/patient0000{1..6}/study1/view1_frontal.jpg",
-         tables={"train.csv": table("Path,Edema,Pneumonia", [
-             f"CheXpert-v1.0-small/train/patient0000{i}/study1/view1_frontal.jpg,{i % 2}.0,"
-             f"{'1.0' if i < 3 else '-1.0'}"
-             for i in N6])},
-         flags="--labels {dir}/train.csv --columns path=Path --label_columns Edema,Pneumonia "
-               "--uncertain negative --patient_regex 'patient([0-9]+)'"),
-    Case(name="MURA: studies of patients", classes="negative positive", images=24, patients=6,
-         tree="MURA-v1.1/train/XR_ELBOW/patient0000{1..3}/study{1,2}_{negative,positive}/i1.png\n"
-         "MURA-v1.1/train/XR_HAND/patient0000{4..6}/study1_positive/image{1..4}.png",
-         then="--label_regex 'study[0-9]+_([a-z]+)/' --patient_regex '(patient[0-9]+)/'"),
-    Case(name="ISIC 2019: exclusive one-hot columns", classes="MEL NV", images=6,
-         tree="ISIC_2019_Training_Input/ISIC_000000{1..6}.jpg",
-         tables={"truth.csv": table("image,MEL,NV", [f"ISIC_000000{i},{i % 2}.0,{(i + 1) % 2}.0"
-                                                     for i in N6])},
-         flags="--labels {dir}/truth.csv --columns path=image --label_columns MEL,NV --one_class"),
-    Case(name="HAM10000: two folders, a patient's lesion", classes="mel nv", images=6, patients=3,
-         tree="HAM10000_images_part_1/ISIC_{1..3}.jpg\nHAM10000_images_part_2/ISIC_{4..6}.jpg",
-         tables={"HAM10000_metadata.csv": table(
-             "lesion_id,image_id,dx,age", [f"HAM_{i // 2},ISIC_{i},{'mel' if i < 4 else 'nv'},40"
-                                           for i in N6[:-1]] + ["HAM_2,ISIC_6,nv,"])},
-         flags="--labels {dir}/HAM10000_metadata.csv "
-               "--columns path=image_id,label=dx,patient=lesion_id"),
-    Case(name="BreakHis: benign/SOB/type/slide/magnification", classes="benign malignant",
-         images=24, tree="BreaKHis_v1/breast/benign/SOB/adenosis/SOB_B_A_14-2254{1..3}/"
-         "{40,100}X/SOB_B_A-14-{1..2}.png\n"
-         "BreaKHis_v1/breast/malignant/SOB/ductal/SOB_M_DC_14-252{1..3}/{40,100}X/SOB_M_DC-14-{1..2}.png"),
-    Case(name="IDC: patients of numbers, classes 0 and 1", classes="0 1", images=48, patients=6,
-         tree="1025{1..6}/{0,1}/1025_idx5_x{1..4}.png", then="--layout patient/class"),
-    Case(name="Kather: a folder a class", classes="ADI BACK TUM", images=18,
-         tree="NCT-CRC-HE-100K/{ADI,BACK,TUM}/X-{1..6}.tif"),
-    Case(name="LC25000: classes below two organs", classes="colon_aca colon_n lung_aca lung_n",
-         images=24, tree="lung_colon_image_set/lung_image_sets/lung_{aca,n}/l{1..6}.jpeg\n"
-         "lung_colon_image_set/colon_image_sets/colon_{aca,n}/c{1..6}.jpeg",
+    Case("Kermany: chest X-rays", "x/{train,val,test}/{NORMAL/IM-,BAC/person}{1..6}_1.jpeg",
+         "BAC NORMAL", 36, splits="test train val"),
+    Case("Kermany: OCT", "{,oct/}'OCT2017 '/{train,test}/{CNV/CNV,NORMAL/NORMAL}-{1..6}-1.jpeg",
+         "CNV NORMAL", 24, patients=6, splits="test train"),
+    Case("Kather: a folder a class", "NCT-CRC/{ADI,BACK,TUM}/X-{1..6}.tif", "ADI BACK TUM", 18),
+    Case("Brain tumours: Training and Testing", "{Training,Testing}/{glioma,notumor}/Tr-{1..6}.jpg",
+         "glioma notumor", 24, splits="test train"),
+    Case("ImageNet: WordNet IDs", "{train,val}/n0144{0764,3537}/X_{1..6}.JPEG",
+         "n01440764 n01443537", 24, splits="train val"),
+    Case("Roboflow: classes", "{train,valid,test}/{benign,other}/S{1..6}_jpg.rf.0123456789ab.jpg",
+         "benign other", 36, splits="test train val"),
+    Case("Kvasir: hyphens in classes", "kv/{dyed-p,normal-c}/x{1..6}.jpg", "dyed-p normal-c", 12),
+    Case("grades in folders of numbers", "{train,test}/{0..4}/{1..6}.png", "0 1 2 3 4", 60,
+         splits="test train"),
+    Case("what systems leave", "{a,b}/{1..6}.png __MACOSX/a/._1.png .git/a/1 a.md", "a b", 12),
+    Case("one class", "scans/{1..6}.png", "scans", 6, then="--layout class"),
+    Case("BreakHis: benign/SOB/type/slide/magnification",
+         "breast/{benign/SOB/adenosis/A,malignant/SOB/ductal/D}{1..3}/{40,100}X/B-{1..2}.png",
+         "benign malignant", 24, then="--layout class"),
+    Case("IDC: patients of numbers, classes 0 and 1", "1025{1..6}/{0,1}/1025_idx5_x{1..4}.png",
+         "0 1", 48, patients=6, then="--layout patient/class"),
+    Case("LC25000: classes below two organs", "x/{lung/lung,colon/colon}_{aca,n}/l{1..6}.jpeg",
+         "colon_aca colon_n lung_aca lung_n", 24, then="--layout '*/class'"),
+    Case("patients below classes", "{CNV/p{1..6},DRUSEN/p{7..12}}/{1..3}.png", "CNV DRUSEN", 36,
+         patients=12, then="--layout class/patient"),
+    Case("patients above classes", "{P{1..10}/CNV,P{11..20}/NORMAL}/{1..2}.jpeg", "CNV NORMAL", 40,
+         patients=20, then="--layout patient/class"),
+    Case("splits, classes, patients", "{train,test}/{a,b}/p{1..6}/1.png", "a b", 24, patients=6,
+         splits="test train", then="--layout split/class/patient"),
+    Case("hospitals above classes above patients", "h{1,2}/{CNV/p{1..3},DME/p{4..6}}/{1..4}.png",
+         "CNV DME", 48, patients=6, then="--layout '*/class/patient'"),
+    Case("folds", "fold{1..5}/{benign,malignant}/{1..6}.png", "benign malignant", 60,
          then="--layout '*/class'"),
-    Case(name="Brain tumours: Training and Testing", classes="glioma notumor", splits="test train",
-         images=24, tree="{Training,Testing}/{glioma,notumor}/Tr-{1..6}.jpg"),
-    Case(name="COVID radiography: masks", classes="COVID Normal", images=12,
-         tree="COVID-19_Radiography_Dataset/{COVID,Normal}/{images,masks}/X-{1..6}.png",
-         then="--exclude_regex '(^|/)masks/'"),
-    Case(name="Shenzhen: the class in the name", classes="0 1", images=12,
-         tree="CXR_png/CHNCXR_000{1..6}_{0,1}.png", then="--label_regex '_([01])\\.png$'"),
-    Case(name="Oxford pets: the breed in the name", classes="Abyssinian pug", images=12,
-         tree="images/{Abyssinian,pug}_{1..6}.jpg\nannotations/trimaps/{Abyssinian,pug}_{1..6}.png",
-         then="--label_regex '^([A-Za-z]+)_' --exclude_regex '^annotations/'"),
-    Case(name="ImageNet: WordNet IDs with many images", classes="n01440764 n01443537",
-         splits="train val", images=24, tree="{train,val}/n0144{0764,3537}/X_{1..6}.JPEG",
-         then="--layout split/class"),
-    Case(name="Roboflow: classes and copies", classes="benign malignant", splits="test train val",
-         images=72, tree="{train,valid,test}/{benign,malignant}/S{1..4}_jpg.rf."
-         "{0123456789abcdef01,1123456789abcdef02,2123456789abcdef03}.jpg"),
-    Case(name="Roboflow: a table with spaces", classes="Lep Non_Lep", images=6,
-         tree="train/S{1..6}_jpg.rf.0123456789abcdef01.jpg",
-         tables={"train/_classes.csv": table(
-             "filename, Lep, Non_Lep",
-             [f"S{i}_jpg.rf.0123456789abcdef01.jpg, {i % 2}, {(i + 1) % 2}" for i in N6])},
-         flags="--labels {dir}/train/_classes.csv --columns path=filename "
-               "--label_columns Lep,Non_Lep --one_class"),
-    Case(name="DRIVE: vessels and masks", classes="images", images=6,
-         tree="training/{images,mask,1st_manual}/{1..6}_training.png",
-         then="--exclude_regex '(^|/)(mask|1st_manual)/' --classes images"),
-    Case(name="CHASE: masks beside images", classes="L R", images=12,
-         tree="CHASEDB1/Image_0{1..6}{L,R}.jpg\nCHASEDB1/Image_0{1..6}{L,R}_1stHO.png",
-         then="--exclude_regex '_1stHO' --label_regex '([LR])\\.jpg'"),
-    Case(name="Kvasir: classes with hyphens", classes="dyed-lifted-polyps normal-cecum", images=12,
-         tree="kvasir-dataset-v2/{dyed-lifted-polyps,normal-cecum}/x{1..6}.jpg"),
-    Case(name="OCTDL: a table with patients", classes="AMD DME", images=12, patients=6,
-         tree="OCTDL/{AMD,DME}/{amd,dme}_{1..3}.jpg",
-         tables={"OCTDL_labels.csv": table("file_name,disease,patient_id", [
-             f"{f}_{i},{d},{i + 3 * (d == 'DME')}" for d in ("AMD", "DME") for f in ("amd", "dme")
-             for i in (1, 2, 3)])},
-         flags="--labels {dir}/OCTDL_labels.csv "
-               "--columns path=disease/file_name,label=disease,patient=patient_id"),
-    Case(name="Duke OCT: the patient's number behind the class", classes="AMD DME NORMAL",
-         images=54, patients=18, tree="{AMD,DME,NORMAL}{1..6}/TIFFs/8bitTIFFs/00{1..3}.tif",
-         then=DUKE),
-    Case(name="patients below classes", classes="CNV DRUSEN", images=36, patients=12,
-         tree="CNV/patient_{1..6}/{1..3}.png\nDRUSEN/patient_{7..12}/{1..3}.png"),
-    Case(name="patients above classes", classes="CNV NORMAL", images=40, patients=20,
-         tree="P{1..10}/CNV/{1..2}.jpeg\nP{11..20}/NORMAL/{1..2}.jpeg"),
-    Case(name="names of patients above classes", classes="benign malignant", images=24,
-         tree="{Abel,Bode,Carl}/benign/{1..4}.png\n{Dorn,Emil,Falk}/malignant/{1..4}.png"),
-    Case(name="hospitals above classes above patients", classes="CNV NORMAL", images=48,
-         patients=12, tree="hosp{1,2}/CNV/pat_{1..3}/{1..4}.png\n"
-         "hosp{1,2}/NORMAL/pat_{4..6}/{1..4}.png"),
-    Case(name="folds", classes="benign malignant", images=60,
-         tree="fold{1..5}/{benign,malignant}/{1..6}.png"),
-    Case(name="Train_Data and Validation_Data", classes="a b", splits="train val", images=24,
-         tree="{Train_Data,Validation_Data}/{a,b}/{1..6}.png"),
-    Case(name="grades in folders of numbers", classes="0 1 2 3 4", splits="test train", images=60,
-         tree="{train,test}/{0..4}/{1..6}.png"),
-    Case(name="visits below classes", classes="stable worse", images=24,
-         tree="{stable,worse}/visit_{1,2}/{1..6}.png"),
-    Case(name="paths of another machine", classes="CNV DME", images=12, tree="{CNV,DME}/{1..6}.png",
-         tables={"t.csv": table("path,label", [f"C:\\\\data\\\\oct\\\\{c}\\\\{i}.PNG,{c}".replace(
-             "\\\\", "\\") for c in ("CNV", "DME") for i in N6])}, flags="--labels {dir}/t.csv"),
-    Case(name="JSON lines beside images", classes="cat dog", images=6, tree="images/{1..6}.png",
-         tables={"metadata.jsonl": "".join(
-             json.dumps({"file_name": f"images/{i}.png", "label": ("cat", "dog")[i % 2]}) + "\n"
-             for i in N6)},
-         flags="--labels {dir}/metadata.jsonl --columns path=file_name"),
-    Case(name="no class anywhere", classes="a b", images=6, tree="scans/{1..6}.png",
-         tables={"l.csv": table("path,label", [f"{i}.png,{'ab'[i % 2]}" for i in N6])},
-         then="--labels {dir}/l.csv"),
+    Case("Train_Data and Validation_Data", "{Train_Data,Validation_Data}/{a,b}/{1..6}.png", "a b",
+         24, splits="train val", then="--layout split/class"),
+    Case("visits below classes", "{stable,worse}/visit_{1,2}/{1..6}.png", "stable worse", 24,
+         then="--layout class"),
+    Case("each split in its folder", "{train/train,test/test}/{a,b}/{1..6}.png", "a b", 24,
+         splits="test train", then="--layout '*/split/class'"),
+    Case("a picture beside the folders", "{a,b}/{1..6}.png cover.jpg", "a b", 12,
+         then="--exclude_regex '^[^/]*$'"),
+    Case("COVID radiography: masks", "COVID-19/{COVID,Normal}/{images,masks}/X-{1..6}.png",
+         "COVID Normal", 12, then=f"{MASKS.format('masks')} --layout class"),
+    Case("BUSI: masks beside images", "BUSI/{benign,normal}/x' ('{1..6}')'{,_mask}.png",
+         "benign normal", 12, then=MASKS.format("mask")),
+    Case("DRIVE: vessels and masks", "training/{images,mask,1st_manual}/{1..6}_training.png",
+         "images", 6, then=f"{MASKS.format('1st_manual|mask')} --layout class"),
+    Case("CHASE: drawings beside images", "CHASEDB1/Image_0{1..6}{L,R}{.jpg,_1stHO.png}", "L R", 12,
+         flags=HO, then=f"--label_regex '([LR])\\.jpg' {HO}"),
+    Case("Shenzhen: the class in the name", "CXR_png/CHNCXR_000{1..6}_{0,1}.png", "0 1", 12,
+         then="--label_regex '_([01])\\.png$'"),
+    Case("Oxford pets: the breed in the name", "{images,annotations}/{abc,pug}_{1..6}.jpg",
+         "abc pug", 12, then=f"--label_regex '^([a-z]+)_' {MASKS.format('annotations')}"),
+    Case("MURA: studies of patients",
+         "MURA/train/XR_{ELBOW/p{1..3},HAND/p{4..6}}/study{1,2}_{negative,positive}/i1.png",
+         "negative positive", 24, patients=6,
+         then="--label_regex 'study[0-9]+_([a-z]+)/' --patient_regex '(p[0-9]+)/'"),
+    Case("Duke OCT: the patient's number behind the class",
+         "{AMD,DME,NORMAL}{1..6}/TIFFs/8bitTIFFs/00{1..3}.tif", "AMD DME NORMAL", 54, patients=18,
+         then="--label_regex '^([A-Z]+)[0-9]+/' --patient_regex '^([A-Z]+[0-9]+)/'"),
+    Case("APTOS 2019: a table of codes", "images/{a..f}1f.png", "0 1", 6,
+         tables={"l.csv": table("id_code,diagnosis", [f"{c}1f,{c > 'c':d}" for c in "abcdef"])},
+         flags=labels("path=id_code,label=diagnosis")),
+    Case("IDRiD: spaces in names, empty columns", "'1. Original/a. Training/IDRiD_'{1..6}.jpg",
+         "0 2", 6, flags=labels("path=Image name,label=Grade"),
+         tables={"l.csv": table("Image name,Grade,,", [f"IDRiD_{i},{i % 2 * 2},," for i in N6])}),
+    Case("NIH ChestX-ray14: several labels in a cell", "images/{1..6}.png", "A B", 6,
+         tables={"l.csv": table("Index,Labels", [f"{i}.png,{'A|' * (i % 2)}B" for i in N6]),
+                 "made.csv": table("path,A,B", [f"images/{i}.png,{i % 2},1" for i in N6])},
+         flags=labels("path=Index,label=Labels"), then=labels("", BINARY, "made.csv"),
+         converter="get_dummies"),
+    Case("CheXpert: blanks and -1", "small/train/p{1..6}/study1/view1.jpg", "A B", 6, patients=6,
+         tables={"l.csv": table("Path,A,B", [f"small/train/p{i}/study1/view1.jpg,{i % 2}.0,"
+                                             f"{('1.0', '-1.0', '')[i % 3]}" for i in N6])},
+         flags=labels("path=Path", f"{BINARY} {PERSON}"),
+         then=labels("path=Path", f"{BINARY} {PERSON} --unknown_labels negative")),
+    Case("ISIC 2019: columns of 0 and 1", "in/I_{1..6}.jpg", "A B", 6,
+         tables={"l.csv": table("image,A,B", [f"I_{i},{i % 2}.0,{(i + 1) % 2}.0" for i in N6])},
+         flags=labels("path=image", BINARY)),
+    Case("HAM10000: a patient's lesion", "{part_1/I_{1..3},part_2/I_{4..6}}.jpg", "mel nv", 6,
+         patients=3, flags=labels("path=image,label=dx,patient=lesion"), tables={"l.csv": table(
+             "lesion,image,dx", [f"H{i // 3},I_{i},{'mel' if i < 4 else 'nv'}" for i in N6])}),
+    Case("RFMiD: the same names in each split", "{Train,Test}/{1..6}.png", "0 1", 12,
+         splits="test train", flags=labels("label=risk"),
+         tables={"l.csv": table("path,risk", [f"{i}.png,{i % 2}" for i in N6]),
+                 "made.csv": table("path,label,split", [
+                     f"{s}/{i}.png,{i % 2},{s}" for s in ("Train", "Test") for i in N6])},
+         then=labels("", file="made.csv"), converter="A path is that of a file in the input"),
+    Case("OCTDL: ends of names, and patients", "OCTDL/{AMD/amd,DME/dme}_{1..6}.jpg", "AMD DME", 12,
+         patients=6, flags=labels("path=file,label=d,patient=who"), tables={"l.csv": table(
+             "file,d,who", [f"{d.lower()}_{i},{d},{i}" for d in ("AMD", "DME") for i in N6])}),
+    Case("paths of another machine", "{CNV,DME}/{1..6}.png", "CNV DME", 12,
+         tables={name: table("path,label", [f"{start}{c}/{i}.png,{c}" for c in ("CNV", "DME")
+                                            for i in N6])
+                 for name, start in (("l.csv", "C:/oct/"), ("made.csv", ""))},
+         flags=labels(""), then=labels("", file="made.csv"), converter="removeprefix('C:/oct/')"),
+    Case("no class anywhere", "scans/{1..6}.png", "a b", 6, then=labels(""),
+         tables={"l.csv": table("path,label", [f"{i}.png,{'ab'[i % 2]}" for i in N6])}),
 )  # fmt: skip
 
 
@@ -219,41 +184,38 @@ def main() -> None:
 
 
 def judge(case: Case, folder: Path) -> tuple[str, str]:
-    """Returns the outcome of a case, and what is wrong or how it was refused."""
+    """Returns the outcome of a case, and what is wrong."""
     write(case, folder)
     try:
-        found = listed(folder, case.flags)
+        wrong = difference(case, listed(folder, case.flags))
     except UserError as error:
-        refused = " ".join(str(error).split())
+        message = str(error)
     else:
-        wrong = difference(case, found)
         return ("WRONG", wrong) if wrong else ("right", "")
-    if case.then is None:
-        return "WRONG", f"refused: {refused}"
+    words = [case.converter] if case.converter else shlex.split(case.then)
+    named = [word for word in words if word.startswith("--layout") or "*" in word or case.converter]
+    named += [word for word in words if word.startswith("--") and word not in case.flags]
+    missing = [word for word in named if word not in message and word != "--patient_regex"]
+    if missing or not case.then:
+        return "WRONG", f"the refusal does not name {missing or 'what to type'}: {message}"
     try:
         wrong = difference(case, listed(folder, case.then))
     except UserError as error:
         wrong = f"refused again: {error}"
-    return ("WRONG", wrong) if wrong else ("refused", f"{refused[:150]} …")
+    return ("WRONG", wrong) if wrong else ("refused", "")
 
 
 def write(case: Case, folder: Path) -> None:
     """Writes the tree and the tables of a case; every picture is the same."""
     picture = io.BytesIO()
     Image.new("L", (8, 8)).save(picture, "png")
-    lines = case.tree.split("\n")
-    shown = subprocess.run(
-        ["bash", "-c", f"printf '%s\\n' {' '.join(lines)}"],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    for number, name in enumerate(shown.stdout.splitlines()):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture.getvalue() + bytes([number % 256]))
+    command = ["bash", "-c", f"printf '%s\\n' {case.tree}"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for name in shown.splitlines():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(picture.getvalue())
     for name, text in case.tables.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def listed(folder: Path, flags: str) -> tuple[set[str], set[str], int, int]:
@@ -266,12 +228,10 @@ def listed(folder: Path, flags: str) -> tuple[set[str], set[str], int, int]:
         output = Folder(chosen.output.output)
         source = open_source(chosen.source, chosen.workers, chosen.plan.seed, output)
         images = with_classes(list_images(source, chosen.listing), chosen.listing)
-    refs, names = images.table, images.label_names
-    kind = chosen.listing.label_kind
+    refs, kind = images.table, chosen.listing.label_kind
     classes = {name for text in refs["label"].unique().to_pylist() for name in kind.names_in(text)}
     patients = {name for name in refs["patient"].unique().to_pylist() if name}
-    return classes & {*names} if names else classes, {*refs["split"].unique().to_pylist()}, len(
-        patients), refs.num_rows  # fmt: skip
+    return classes, {*refs["split"].unique().to_pylist()}, len(patients), refs.num_rows
 
 
 def difference(case: Case, found: tuple[set[str], set[str], int, int]) -> str:

@@ -236,7 +236,7 @@ def _refusal(counts: Mapping[str, int], shared: Sequence[str]) -> str:
 
 def _layouts(levels: Sequence[Collection[str]], shared: Sequence[str]) -> Iterator[str]:
     """Yields a line for each level that can be the class, with the `--layout` to copy."""
-    has_split = bool(levels) and all(map(_is_split, levels[0]))
+    has_split = bool(levels) and all(re.search(SPLIT_NAME, name.lower()) for name in levels[0])
     base = ["split" if has_split and place == 0 else "*" for place in range(len(levels))]
     could_be = range(int(has_split), len(levels))
     if not could_be and shared and not _is_split(shared[-1]):
@@ -265,7 +265,7 @@ def _are_images(names: pa.Array) -> pa.Array:
 
 def _no_image(files: Images) -> errors.UserError:
     return errors.UserError(
-        f"found no image among {counted(files.ledger.num_files, 'file')}; check --input: it should "
+        f"found no image in {counted(files.ledger.num_files, 'file')}; check --input: it should "
         "hold folders like train/CNV/, or CNV/"
         + "".join(f". {text}" for text in files.ledger.unread)
     )
