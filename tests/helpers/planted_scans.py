@@ -19,20 +19,6 @@ def scan(label: str, patient: int, index: int) -> bytes:
     return encoded(image, "JPEG", quality=90)
 
 
-#: Of all pairs of the 3,200 scans that `make run` draws, the three of different classes and close
-#: hashes that look most alike when they are stored at 64 pixels: (label, patient, index) of each.
-LOOK_ALIKES = (
-    (("CNV", 500948, 89), ("DME", 5548041, 123)),
-    (("DRUSEN", 5458975, 42), ("NORMAL", 2079731, 20)),
-    (("NORMAL", 9839037, 28), ("DRUSEN", 5641758, 43)),
-)
-
-
-def full_scan(label: str, patient: int, index: int) -> bytes:
-    """Returns a drawn scan as the synthetic source writes it, but as a lossless file."""
-    return encoded(synthetic.draw_bscan(label, patient, index, 0))
-
-
 def pixels(data: bytes) -> np.ndarray:
     """Returns uint8 [height, width]."""
     with Image.open(io.BytesIO(data)) as image:

@@ -389,14 +389,14 @@ def _windowed(pixels: np.ndarray, tags: Dataset, window: tuple[float, float] | N
     voi = (tags.get("VOILUTSequence") or [None])[0]
     if window:
         tags.WindowCenter, tags.WindowWidth = window
-        tags.VOILUTFunction = "LINEAR"
+    tags.VOILUTFunction = "LINEAR" if window else tags.get("VOILUTFunction") or "LINEAR"
     if not window and voi and voi.get("LUTDescriptor") and voi.get("LUTData"):
         num_entries, first, depth = voi.LUTDescriptor
         # pydicom keeps places in a table in the type of its entries, where larger ones wrap round.
         voi.LUTDescriptor = [num_entries, first, 16]
         last = first + (num_entries or 1 << 16) - 1
         shown = apply_voi_lut(np.rint(values).clip(first, last).astype(np.int64), tags)
-        ends = 0, (1 << depth) - 1
+        voi.LUTDescriptor, ends = [num_entries, first, depth], (0, (1 << depth) - 1)
     elif None not in (tags.get("WindowCenter"), tags.get("WindowWidth")):
         shown = apply_windowing(values, tags)
         ends = apply_windowing(np.array([-np.inf, np.inf]), tags)

@@ -3,9 +3,8 @@ import itertools
 import numpy as np
 import pytest
 from PIL import Image
-from planted_scans import LOOK_ALIKES, brightened, full_scan, pixels, saved_again, scan
+from planted_scans import brightened, pixels, saved_again, scan
 
-from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.twins import MAX_DISTANCE, detail, find_pairs, min_similarity
 from tfrecord_io.format.examples import HASH_LENGTH
 from tfrecord_io.format.side_facts import perceptual_hash, side_facts, thumbnails
@@ -63,18 +62,6 @@ def test_two_scans_of_one_patient_are_no_copies(size):
     assert max(alike(*pair) for pair in itertools.combinations(scans, 2)) < min_similarity(size)
 
 
-@pytest.mark.parametrize("pair", LOOK_ALIKES, ids=str)
-def test_scans_that_look_alike_when_stored_small_are_no_copies(pair):
-    a, b = (picture(full_scan(*one), 64) for one in pair)
-    assert bits(a, b) <= MAX_DISTANCE  # so the pixels have to decide
-    assert 0.7 < alike(a, b) < min_similarity(64)
-
-
-def test_the_smaller_the_picture_the_more_alike_two_must_be():
-    needed = [min_similarity(side) for side in (1, 64, 144, 224, 512)]
-    assert needed == pytest.approx([0.93, 0.93, 0.865, 0.80, 0.80])
-
-
 def test_the_hash_does_not_change_between_versions():
     waves = (np.multiply.outer(np.arange(32), np.arange(32)) % 251).astype(np.uint8)
     assert perceptual_hash(waves[None]).tobytes().hex() == WAVES_HASH
@@ -95,15 +82,6 @@ def test_a_picture_has_the_same_facts_among_any_others(size, channels):
     for number in (0, 15, 16, 34):
         for name, (fact,) in side_facts(pictures[number : number + 1]).items():
             assert fact.tolist() == together[name][number].tolist()
-
-
-@pytest.mark.parametrize(("height", "width"), [(224, 224), (32, 64), (640, 96), (512, 512)])
-def test_a_thumbnail_is_the_rounded_mean_of_areas(height, width):
-    picture = np.random.default_rng(0).integers(256, size=(height, width), dtype=np.uint8)
-    picture[: height // 32, : width // 32] = 255  # the largest sum there is
-    means = picture.reshape(32, height // 32, 32, width // 32).mean(axis=(1, 3))
-    (found,) = thumbnails(picture[None, :, :, None])
-    assert found.tolist() == np.floor(means + 0.5).tolist()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -153,18 +131,6 @@ def test_copies_in_a_crowd_of_one_coarse_structure_are_found(num_hashes):
     found = set(map(tuple, pairs.tolist()))
     assert sum((row, num_hashes + row) in found for row in range(120)) >= 119
     assert complete
-
-
-def test_what_is_at_the_border_of_a_crowd_is_compared_with_all_of_it():
-    crowd = flipped(np.repeat(random_hashes(1), 200, axis=0), 10)
-    pairs, _, complete = find_pairs(np.concatenate([crowd, random_hashes(5_000, seed=2)]))
-    assert (len(pairs), complete) == (200 * 199 // 2, True)
-
-
-def test_a_search_among_too_many_like_hashes_says_that_it_is_not_complete(monkeypatch):
-    monkeypatch.setattr(twins, "_MOST_HASHES", 5_000)
-    _, _, complete = find_pairs(of_one_coarse_structure(6_000))
-    assert not complete
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pydicom
 import pytest
 from builds import build_here, files_of, rows_of
 from dicom_files import dicom_file, in_syntax
-from image_files import encoded, grey_pixels, png, rgb_pixels, scans_of, write_tree
+from image_files import encoded, grey_pixels, png, rgb_pixels, scans_of
 from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi_lut, pixel_array
 
 from pipelines.errors import UserError
@@ -480,29 +480,6 @@ def test_a_patient_is_known_by_tags_and_in_one_split_and_no_identifier_is_in_any
     assert len(outputs) > 8
     for text in (*IDENTIFIERS.values(), "Plantedname", "PLANTED", "Jane"):
         assert not [found for found in outputs if text.partition("{")[0].encode() in found]
-
-
-def test_tags_about_an_image_are_columns_and_a_table_has_the_last_word(tmp_path):
-    tags = {
-        (0x0008, 0x0060, "CS"): "OPT",
-        (0x0008, 0x1090, "LO"): "Spectral 9",
-        (0x0020, 0x000D, "UI"): "1.2.3",
-        (0x0020, 0x0062, "CS"): "L",
-    }
-    files = {"volume": dicom_file(np.stack([grey_pixels()] * 2), tags), "picture.png": png()}
-    source = write_tree(tmp_path / "in", files)
-    table = tmp_path / "labels.csv"
-    table.write_text(
-        "path,label,patient,age,device\nvolume,CNV,p1,61,known\npicture.png,DME,p2,40,\n"
-    )
-    output = build_here(source, tmp_path / "out", f"--labels={table}")
-    rows = {row["path"]: row for row in rows_of(output)}
-    assert sorted(rows) == ["picture.png", "volume#frame-1", "volume#frame-2"]
-    frame, picture = rows["volume#frame-2"], rows["picture.png"]
-    assert (frame["modality"], frame["laterality"], frame["device"]) == ("OPT", "L", "known")
-    assert frame["study"] == "c47f5b18b8a430e6"  # printf 1.2.3 | sha256sum | cut -c-16
-    assert (frame["patient"], frame["label"], frame["age"]) == ("p1", "CNV", 61)
-    assert (picture["modality"], picture["patient"]) == (None, "p2")
 
 
 def test_without_the_extra_dicom_files_are_refused_with_what_to_do(folder, tmp_path, monkeypatch):

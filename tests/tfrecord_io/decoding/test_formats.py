@@ -122,16 +122,6 @@ def test_alpha_that_is_0_everywhere_says_nothing(background):
         assert set(pixels(bmp_with_alpha(alpha), settings).ravel()) == {9}
 
 
-@pytest.mark.parametrize(
-    ("mode", "transparent"), [("P", 7), ("L", 255), ("RGB", (1, 2, 3)), ("1", 0)]
-)
-def test_a_transparent_colour_is_rejected_only_if_a_pixel_has_it(mode, transparent):
-    image = Image.new("L", (WIDTH, HEIGHT), 200).convert(mode, dither=Image.Dither.NONE)
-    assert pixels(encoded(image, transparency=transparent)).shape == (HEIGHT, WIDTH, 1)
-    image.putpixel((3, 4), transparent)
-    assert reason(encoded(image, transparency=transparent)) == "transparency"
-
-
 # ---- orientation
 
 

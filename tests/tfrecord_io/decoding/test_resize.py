@@ -54,14 +54,6 @@ def test_the_kernel_gives_the_bytes_of_pillow(channels, old, new, name, fit, con
     assert found == expected
 
 
-@needs_kernel
-def test_pixels_of_the_files_own_are_read_where_they_are_and_others_from_a_copy():
-    of_array = picture(1, 30, 20)
-    of_file = of_array.copy()
-    assert (of_array.readonly, of_file.readonly) == (1, 0)
-    assert len({*both(of_array, width=7, height=9), *both(of_file, width=7, height=9)}) == 1
-
-
 @pytest.mark.parametrize(
     ("size", "options"),
     [
