@@ -38,7 +38,7 @@ from pipelines.options import workers_of
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Build
 from pipelines.shards.finish import finish_dataset
-from pipelines.shards.write import Counts, TaskWriter, write_in_processes
+from pipelines.shards.write import TaskWriter, write_in_processes
 from pipelines.stores import beam_flags
 from tfrecord_io.terminal import flags
 
@@ -270,14 +270,8 @@ def WriteShards(  # noqa: N802
 def _write_in_processes(
     tasks: Sequence[ShardTask], build: Build, num_processes: int
 ) -> tuple[str, int]:
-    _count(write_in_processes(build, tasks, num_processes))
+    write_in_processes(build, tasks, num_processes)
     return build.draft.name, len(tasks)
-
-
-def _count(done: Counts) -> None:
-    """Adds to the counters of the job, which the page of an engine shows while it runs."""
-    for name, number in done.items():
-        Metrics.counter("build", name).inc(number)
 
 
 class _WriteHere(beam.DoFn):
@@ -291,7 +285,9 @@ class _WriteHere(beam.DoFn):
         self._writer = TaskWriter(self._build)
 
     def process(self, task: ShardTask) -> Iterator[tuple[str, int]]:
-        _count(self._writer.write(task))
+        if sidecar := self._writer.write(task):
+            # The page of the engine shows it while the job runs.
+            Metrics.counter("build", "images").inc(sidecar.num_examples)
         yield self._build.draft.name, task.index
 
     def finish_bundle(self) -> None:

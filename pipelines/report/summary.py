@@ -98,7 +98,11 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     )
     for alarm in alarms(dataset.audit):
         print(f"warning: {printable(alarm)}; see {output}/{REPORT_FILE_NAME}")
-    print(f"\nThe dataset is in {output}. Next:\n  {_next_steps(output, dataset)}")
+    steps = f"{command('verify')} {shlex.quote(output)}"
+    steps += f"\n  open {output}/{REPORT_FILE_NAME}: pictures of each class, and findings"
+    if is_remote(output):
+        steps = f"copy it to a disk and run {command('verify')}, or train from the store"
+    print(f"\nThe dataset is in {output}. Next:\n  {steps}")
 
 
 def print_complete(output: str) -> None:
@@ -119,10 +123,3 @@ def _table(dataset: Manifest) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
     return "\n".join(map("  ".join, lines))
-
-
-def _next_steps(output: str, dataset: Manifest) -> str:
-    if is_remote(output):
-        return f"copy it to a disk and run {command('verify')}, or train from the store"
-    verify = f"{command('verify')} {shlex.quote(output)}"
-    return f"{verify}\n  open {output}/{REPORT_FILE_NAME}: pictures of each class, and findings"

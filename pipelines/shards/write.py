@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
@@ -32,9 +30,6 @@ from tfrecord_io.stores.folder import Folder
 # Largest number of files waiting to be finished, besides the current one: those of one task.
 _MOST_UNFINISHED = 3
 
-#: What was done, by name, see `TaskWriter.write`.
-Counts = collections.Counter[str]
-
 _Data = bytes | dicom.Frame
 
 
@@ -59,7 +54,7 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Crea
         create(task.shard_name) as file,
         shard_writer.ShardWriter(file, layout) as shard,
     ):
-        rows, rejects = write_images(build, task, planned, reader, shard)
+        rows, rejects = _write_images(build, task, planned, reader, shard)
     places = pa.array([row["place"] for row in rows], pa.int64())
     others = {
         field.name.removeprefix(OTHER): planned[field.name].take(places)
@@ -142,27 +137,16 @@ class TaskWriter(contextlib.ExitStack):
         self._reader = self.enter_context(build.source.open())
         self._files = self.enter_context(contextlib.closing(WriteBehind(build.output)))
 
-    def write(self, task: plan.ShardTask) -> Counts:
-        """Writes a shard unless it is already written, as when an engine retries its task.
+    def write(self, task: plan.ShardTask) -> Sidecar | None:
+        """Writes a shard, and returns its sidecar; None if it is there, as if a task is retried.
 
         Its files may still be unfinished on return; call `wait` before relying on them. Both raise
         `errors.BuildError` as `write_shard` does, or if the output cannot be written.
-
-        Returns:
-            what was done, by name: `images` and `bytes` written, `rejects`, and `decoding_ms`, the
-            milliseconds in which images were read, decoded and written.
         """
         if self._build.read_sidecar(task) is not None:
-            return Counts()
-        started = time.monotonic()
+            return None
         with errors.clear_write_errors(self._build.output.root):
-            sidecar = write_shard(self._build, task, self._reader, self._files.create)
-        return Counts(
-            images=sidecar.num_examples,
-            rejects=len(sidecar.rejects),
-            bytes=sidecar.num_bytes,
-            decoding_ms=round(1000 * (time.monotonic() - started)),
-        )
+            return write_shard(self._build, task, self._reader, self._files.create)
 
     def wait(self) -> None:
         """Waits until the files of all tasks are finished."""
@@ -170,11 +154,10 @@ class TaskWriter(contextlib.ExitStack):
             self._files.wait()
 
 
-def write_in_processes(build: Build, tasks: Sequence[plan.ShardTask], num_processes: int) -> Counts:
+def write_in_processes(build: Build, tasks: Sequence[plan.ShardTask], num_processes: int) -> None:
     """Writes shards in worker processes of this machine; returns when all of them are written.
 
-    Each worker takes the next task that no other worker has taken. The result is the sum of what
-    `TaskWriter.write` returns.
+    Each worker takes the next task that no other worker has taken.
 
     Raises:
         errors.BuildError: the first error of a worker; the others finish the shards they have
@@ -185,14 +168,12 @@ def write_in_processes(build: Build, tasks: Sequence[plan.ShardTask], num_proces
     tasks = sorted(tasks, key=lambda task: task.num_refs, reverse=True)
     num_processes = min(num_processes, len(tasks))
     calls = [(build, tasks)] * num_processes
-    done = workers.results(_write_next, calls, num_processes, workers.shared_value("q", 0))
-    return sum(done, Counts())
+    list(workers.results(_write_next, calls, num_processes, workers.shared_value("q", 0)))
 
 
-def _write_next(build: Build, tasks: Sequence[plan.ShardTask]) -> Counts:
+def _write_next(build: Build, tasks: Sequence[plan.ShardTask]) -> None:
     """Takes the next task and writes it, until all tasks are taken."""
     num_taken: Synchronized[int] = workers.shared
-    done = Counts()
     try:
         with TaskWriter(build) as writer:
             while True:
@@ -201,15 +182,14 @@ def _write_next(build: Build, tasks: Sequence[plan.ShardTask]) -> Counts:
                     num_taken.value += 1
                 if place >= len(tasks):
                     break
-                done += writer.write(tasks[place])
+                writer.write(tasks[place])
             writer.wait()
     except BaseException:
         num_taken.value = len(tasks)  # so that the other workers stop
         raise
-    return done
 
 
-def write_images(
+def _write_images(
     build: Build,
     task: plan.ShardTask,
     planned: pa.RecordBatch,

@@ -117,17 +117,16 @@ _Read = tuple[Member, Callable[[], _Result]]
 
 
 def read_in_order(
-    reader: Reader, reads: Iterable[_Read[_Result]], num_threads: int | None = None
+    reader: Reader, reads: Iterable[_Read[_Result]]
 ) -> Iterator[Callable[[], _Result]]:
     """Yields for each read a function that returns what was read, or raises the error of it.
 
-    A read is a file, and the function that reads it with this open reader. If `num_threads`, by
-    default the reader's `num_parallel_reads`, is more than one, that many threads read ahead of the
-    consumer. Otherwise the caller reads by calling the function, and the files are announced
-    earlier, in the order of their places, so that the disk fetches the next ones while the worker
-    decodes.
+    A read is a file, and the function that reads it with this open reader. If the reader's
+    `num_parallel_reads` is more than one, that many threads read ahead of the consumer. Otherwise
+    the caller reads by calling the function, and the files are announced earlier, in the order of
+    their places, so that the disk fetches the next ones while the worker decodes.
     """
-    num_threads = num_threads or reader.num_parallel_reads
+    num_threads = reader.num_parallel_reads
     if num_threads == 1:
         return _announced(reader, reads)
     return map_ahead(

@@ -3,7 +3,6 @@
 import os
 import re
 import resource
-import shlex
 import shutil
 import signal
 import socket
@@ -39,7 +38,6 @@ from image_files import (
     jpeg,
     kermany_archive,
     pack,
-    png,
     scan_tree,
     scans_of,
     under,
@@ -269,7 +267,7 @@ def test_no_cell_of_the_tables_begins_like_a_formula(tmp_path):
 def test_no_name_in_an_archive_commands_the_terminal_or_stands_raw_in_a_report(tmp_path, capsys):
     title = "\x1b]0;pwned\x07"
     files = scan_tree({"train": 5, "test": 2}, classes=["CNV", title])
-    files |= {f"train/{title}/{title}.jpeg": b""}
+    files |= {f"train/{title}/{title}.jpeg": b"", f"{title}.jpeg": b""}
     scans, output = write_zip(tmp_path / "scans.zip", files), tmp_path / "out"
     assert run_build_here(scans, output, f"--classes=CNV,{title},{title}2") == 2
     assert run_build_here(scans, output, "--max_reject_fraction=0.2") == 0
@@ -426,30 +424,3 @@ def test_the_sample_of_the_real_archive_is_632_images_once(tmp_path):
     assert sizes == {"train": 478, "val": 32, "test": 122}
     assert found.source["name"] == SAMPLE.name
     assert all(row["patient"] for row in rows_of(output))
-
-
-# ---- advice that works
-
-
-def unlabelled(place):
-    def write(folder):
-        write_tree(folder, scan_tree({"train": 2}, ("CNV", "DME")))
-        write_tree(folder, {f"{place}{k}.png": png(40 + k) for k in range(3)})
-        return []
-
-    return write
-
-
-@pytest.mark.parametrize(
-    ("write", "flag"),
-    [(unlabelled("test/"), "--exclude_regex '^[^/]*/[^/]*$'"),
-     (unlabelled(""), "--exclude_regex '^[^/]*$'")],
-    ids=["an unlabelled test folder", "images beside the folders"],
-)  # fmt: skip
-def test_the_flag_that_a_refusal_names_lets_the_next_build_succeed(tmp_path, capsys, write, flag):
-    more = write(tmp_path / "in")
-    assert run_build_here(tmp_path / "in", tmp_path / "out", *more) != 0
-    assert flag in capsys.readouterr().err
-    more += shlex.split(flag)
-    assert run_build_here(tmp_path / "in", tmp_path / "out", *more) == 0
-    assert Manifest.load(tmp_path / "out").counts["examples"] == 4
