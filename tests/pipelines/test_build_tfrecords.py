@@ -267,7 +267,7 @@ def test_no_cell_of_the_tables_begins_like_a_formula(tmp_path):
 def test_no_name_in_an_archive_commands_the_terminal_or_stands_raw_in_a_report(tmp_path, capsys):
     title = "\x1b]0;pwned\x07"
     files = scan_tree({"train": 5, "test": 2}, classes=["CNV", title])
-    files |= {f"train/{title}/{title}.jpeg": b"", f"{title}.jpeg": b""}
+    files |= {f"train/{title}/{title}.jpeg": b""}
     scans, output = write_zip(tmp_path / "scans.zip", files), tmp_path / "out"
     assert run_build_here(scans, output, f"--classes=CNV,{title},{title}2") == 2
     assert run_build_here(scans, output, "--max_reject_fraction=0.2") == 0
