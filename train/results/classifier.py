@@ -40,28 +40,28 @@ if TYPE_CHECKING:
     from train.kinds.task import Task
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """An exported model, and how files become its input.
+    """Exported models, whose answers are averaged, and how files become their input.
 
     Attributes:
-        model: stored images [batch, height, width, channels] → float32 [batch, num_classes].
+        models: stored images [batch, height, width, channels] → float32 [batch, num_classes].
         decoder: versions of the libraries that decoded the training images, as far as known.
+        fingerprint: of the dataset of the training.
         thresholds: see `thresholds.choose_thresholds`; empty if none were exported.
         shapes: of the training images, see `shapes.distinct`; empty if they are not known.
-        others: models of other runs; an answer is the mean of all.
+        folder: the export of the first model.
     """
 
-    model: keras.Model
+    models: Sequence[keras.Model]
     task: Task
     preprocessing: Preprocessing
     label_names: tuple[str, ...]
-    decoder: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    fingerprint: str = ""
-    thresholds: Sequence[Mapping[str, Any]] = ()
-    shapes: Sequence[float] = ()
-    others: Sequence[keras.Model] = ()
-    folder: Path = Path()
+    decoder: Mapping[str, str]
+    fingerprint: str
+    thresholds: Sequence[Mapping[str, Any]]
+    shapes: Sequence[float]
+    folder: Path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,14 +131,14 @@ def load_classifier(path: Path) -> Classifier:
                 f"copy the run again, or finish it with {flags.command('train')} --workdir {path}"
             ) from error
     return Classifier(
-        model,
-        task_of(kind),
-        preprocessing,
-        label_names,
-        facts["decoder"],
-        facts["dataset"]["fingerprint"],
-        read_thresholds(folder, label_names),
-        facts["shapes"],
+        models=[model],
+        task=task_of(kind),
+        preprocessing=preprocessing,
+        label_names=label_names,
+        decoder=facts["decoder"],
+        fingerprint=facts["dataset"]["fingerprint"],
+        thresholds=read_thresholds(folder, label_names),
+        shapes=facts["shapes"],
         folder=folder,
     )
 
@@ -193,7 +193,7 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
     folders = single_runs(runs)
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError(f"--run: expected each run once; received {', '.join(map(str, runs))}")
-    first, *others = map(load_classifier, folders)
+    first, *others = classifiers = [load_classifier(folder) for folder in folders]
     if not others:
         return first
     for folder, other in zip(folders[1:], others, strict=True):
@@ -205,7 +205,8 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
                 f"the runs {folders[0]} and {folder} cannot be averaged: their labels, the order "
                 "of these or their preprocessing differ"
             )
-    return dataclasses.replace(first, thresholds=(), others=[other.model for other in others])
+    models = [model for each in classifiers for model in each.models]
+    return dataclasses.replace(first, thresholds=(), models=models)
 
 
 def other_decoder(classifier: Classifier) -> str | None:
@@ -301,6 +302,7 @@ def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
     """Returns float32 [batch, num_classes] probabilities of stored images; of several, the mean."""
     import keras
 
-    models = (classifier.model, *classifier.others)
-    answers = [keras.ops.convert_to_numpy(model(images, training=False)) for model in models]
+    answers = [
+        keras.ops.convert_to_numpy(model(images, training=False)) for model in classifier.models
+    ]
     return answers[0] if len(answers) == 1 else np.mean(answers, axis=0, dtype=np.float32)

@@ -20,9 +20,8 @@ from tfrecord_io.pages import page
 from tfrecord_io.pages.pictures import data_url
 from tfrecord_io.terminal.printing import counted, listed, sentence
 from train.kinds import words
-from train.kinds.measures import parts_of
 from train.kinds.task import View
-from train.results.metrics import FEW_BEHIND, FEW_GROUPS
+from train.results.metrics import FEW_BEHIND
 from train.results.mistakes import SEEN, ShownAnswer
 
 if TYPE_CHECKING:
@@ -247,22 +246,21 @@ def by(result: Result) -> Section:
 def comparison(result: EvaluationResult) -> Section:
     """The measures of the training run beside those of an evaluation."""
     metrics, own = result.metrics, result.own_metrics
-    hidden = set(metrics["label_counts"]).difference(result.shown)
-    rows: dict[str, list[Any]] = {}
-    for name in metrics["scores"]:
-        _, label = parts_of(name)
-        if label not in hidden and "calibration_" not in name and name in own.get("scores", {}):
-            first = [[page.Cell(label, look="view"), "", ""]] if label else []
-            cells = (_cell(each["scores"], name) for each in (own, metrics))
-            rows.setdefault(label, first).append([words.known(name).title, *cells])
+    names = [*result.task.run_measures]
+    names += [
+        view.of(measure) for view in result.views for measure in ("sensitivity", "specificity")
+    ]
+    rows = [
+        [words.title_of(name), _cell(own["scores"], name), _cell(metrics["scores"], name)]
+        for name in names
+        if name in own.get("scores", {})
+    ]
     about = (
         f"The same network on the {own.get('split')} split of the dataset that it was trained on, "
         "and on this one. Intervals that overlap say little about a difference."
     )
-    columns, label = ("measure", "training run", "this dataset"), "Measures of the training run"
-    in_order = [row for of_label in rows.values() for row in of_label]
-    table = page.Table(f"{label} and of this dataset", columns, in_order)
-    return ("Beside the training run", [about, page.Box([table])]) if rows else None
+    title, columns = "Beside the training run", ("measure", "training run", "this dataset")
+    return (title, [about, page.Box([page.Table(title, columns, rows)])]) if rows else None
 
 
 def answers(result: Result) -> Section:
@@ -470,15 +468,7 @@ def training(result: Result) -> Section:
     """How the network was trained, and on what."""
     manifest, data = result.manifest, f"{result.dataset.path}/report.html"
     height, width, channels = manifest.image_shape
-    measures = manifest.audit.get("measures", {})
     images = {name: result.images_of(name) for name in manifest.splits}
-    splits = "new, without patients: none is known, so a patient can be in several"
-    if manifest.options.get("splits", "source") == "source":
-        splits = "the splits of the source"
-    elif measures.get("examples_without_patient") == 0:
-        splits = "new, each patient in one split"
-    elif measures.get("patients"):
-        splits = "new, each patient in one split as far as patients are known"
     url = _page_of_data(result)
     facts = {
         "name": manifest.name,
@@ -486,7 +476,6 @@ def training(result: Result) -> Section:
         "images": f"{sum(total for total, *_ in images.values()):,} of {width}×{height} pixels, "
         f"{'grey' if channels == 1 else 'colour'}, "
         f"{manifest.label_kind.describe(manifest.label_names)}",
-        "splits": splits,
         "fingerprint": manifest.fingerprint,
     }
     labels = manifest.label_names if manifest.num_classes <= words.MAX_CLASSES else ()
@@ -526,9 +515,6 @@ def limits(result: Result) -> Section:
         on_top = result.exposure and result.exposure.note
         notes = [sentence(note) for note in metrics["notes"] if note != on_top]
         sentences = [*result.limits, *notes]
-        if 0 < (metrics["num_patients"] or 0) < FEW_GROUPS:
-            patients = counted(metrics["num_patients"], "patient")
-            sentences.append(f"{patients} cannot represent all patients.")
     learnt = result.images_of("train")[1:] if result.config and "train" in manifest.splits else ()
     counts = zip(manifest.label_names, learnt, strict=False)
     if rare := [name for name, count in counts if count < _FEW_IMAGES]:
