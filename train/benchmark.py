@@ -12,7 +12,7 @@ import csv
 import dataclasses
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from tfrecord_io.stores.files import write_json
@@ -114,18 +114,14 @@ def benchmark(arguments: argparse.Namespace) -> None:
         cells = (f"{rows[-1][name]:{form}}".rjust(len(name)) for name, form in COLUMNS.items())
         print("  ".join(cells), flush=True)
         if options.output:
-            _write(options.output, rows)
+            options.output.mkdir(parents=True, exist_ok=True)
+            with (options.output / "scaling.csv").open("w", newline="") as file:
+                table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                table.writeheader()
+                table.writerows(rows)
+            write_json(options.output / "scaling.json", rows)
     if options.output:
         print(f"the table is in {options.output}")
-
-
-def _write(directory: Path, rows: Sequence[dict[str, float]]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "scaling.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-    write_json(directory / "scaling.json", rows)
 
 
 main = console.TrainerCommand(

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.pages import page
-from tfrecord_io.terminal.printing import counted, listed, printable
+from tfrecord_io.terminal.printing import counted, printable
 from train.kinds.measures import URGENT_CLASSES, known, parts_of
 from train.kinds.task import Task
 
@@ -166,53 +166,6 @@ def doubt(metrics: Mapping[str, Any], name: str, chance: float, rival: str) -> s
     return f"This result {result} than {rival}: the interval of the {title_of(name)} {place}."
 
 
-# ---- sentences beside figures that would mislead if they stood alone
-
-
-def cautions_of_answers(metrics: Mapping[str, Any]) -> list[str]:
-    """Returns sentences about labels that are given to every image, or to none."""
-    given: dict[tuple[float | None, ...], list[str]] = {}
-    for name in metrics["label_counts"]:
-        rates = (f"{rate}/{name}" for rate in ("sensitivity", "specificity"))
-        values = tuple(metrics["scores"].get(rate, {}).get("value") for rate in rates)
-        given.setdefault(values, []).append(name)
-    return [
-        f"{who} image is called {listed(given[rates])}, so a {merit} of 100 % means nothing there."
-        for who, merit, rates in (
-            ("Every", "sensitivity", (1.0, 0.0)),
-            ("No", "specificity", (0.0, 1.0)),
-        )
-        if rates in given
-    ]
-
-
-def separates_nothing(sensitivity: float | None, specificity: float | None) -> bool:
-    """Returns whether positives reach a threshold no more often than others do."""
-    return None not in (sensitivity, specificity) and sensitivity + specificity <= 1
-
-
-def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
-    """Returns sentences about thresholds and calibrations that do not do what they are for."""
-    sentences = []
-    for entry in metrics.get("thresholds") or ():
-        rates = [entry["test"][rate]["value"] for rate in ("sensitivity", "specificity")]
-        if separates_nothing(*rates):
-            sentences.append(
-                f"The threshold for {entry['view']} separates nothing here, so do not use it: "
-                f"{percent(rates[0])} of the positive images reach it, and "
-                f"{percent(1 - rates[1])} of the others."
-            )
-    calibration = metrics.get("calibration") or {}
-    before, after = (calibration.get(f"ece_{when}", 0) for when in ("before", "after"))
-    if after > before:
-        makes = "would make" if metrics.get("folds") else "makes"
-        sentences.append(
-            f"The temperature {makes} the probabilities of these images worse: the calibration "
-            f"error is {percent(before)} without it and {percent(after)} with it."
-        )
-    return sentences
-
-
 # ---- the terminal
 
 
@@ -238,6 +191,5 @@ def describe(task: Task, metrics: Mapping[str, Any]) -> str:
         )
         rule = "each counts once, answered by the mean of the images"
         lines.append(f"  by patient ({rule}): {', '.join(figures)}")
-    cautions = cautions_of_answers(metrics) + cautions_of_probabilities(metrics)
-    lines += [f"  note: {note}" for note in (*metrics["notes"], *cautions)]
+    lines += [f"  note: {note}" for note in metrics["notes"]]
     return "\n".join(printable(line.rstrip()) for line in lines)

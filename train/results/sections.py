@@ -218,8 +218,7 @@ def classes(result: Result) -> Section:
     num_more = len(counts) - len(rows)
     title = page.markup(title, str(len(rows)), kind.plural, f"{num_more:,}") if num_more > 0 else ""
     card = page.Box([page.Table(f"Measures of each {kind.noun}", columns, rows)], title=title)
-    cautions = (page.Note(text, "caution") for text in words.cautions_of_answers(metrics))
-    return kind.plural.capitalize(), [_folded(about), card, *cautions]
+    return kind.plural.capitalize(), [_folded(about), card]
 
 
 def by(result: Result) -> Section:
@@ -347,7 +346,6 @@ def probabilities(result: Result) -> Section:
     title = "Thresholds for a wanted sensitivity, chosen on validation, and their results here"
     return "Probabilities", [
         _folded(_about_calibration(calibration, "folds" in metrics)) if calibration else "",
-        *(page.Note(text, "caution") for text in words.cautions_of_probabilities(metrics)),
         page.Box(cards, "grid"),
         page.Box(_thresholds(result), title=title) if thresholds else "",
     ]
@@ -378,8 +376,6 @@ def _thresholds(result: Result) -> list[Any]:
     columns = ["sensitivity", "specificity", *(["ppv", "npv"] if prevalences else [])]
     rows: list[list[Any]] = []
     for entry in result.metrics["thresholds"]:
-        if words.separates_nothing(*(entry["test"][rate]["value"] for rate in columns[:2])):
-            continue
         num_positives = entry["val"]["num_positives"]
         few = " (few)" if num_positives < _FEW_POSITIVES else ""
         wanted = f"{words.percent(entry['wanted_sensitivity'])} wanted"
@@ -404,7 +400,7 @@ def _thresholds(result: Result) -> list[Any]:
         )
     columns = _columns((result.task.kind.noun, "probability from", "counted", "positive"), columns)
     table = page.Table("Thresholds for a wanted sensitivity", columns, rows)
-    return [table if rows else "None of them separates anything here.", _folded(about)]
+    return [table, _folded(about)]
 
 
 def flow(result: Result) -> Section:
