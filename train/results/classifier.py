@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from train.kinds.task import Task
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Classifier:
     """Exported models, whose answers are averaged, and how files become their input.
 
@@ -58,10 +58,10 @@ class Classifier:
     preprocessing: Preprocessing
     label_names: tuple[str, ...]
     decoder: Mapping[str, str]
-    fingerprint: str
-    thresholds: Sequence[Mapping[str, Any]]
-    shapes: Sequence[float]
-    folder: Path
+    fingerprint: str = ""
+    thresholds: Sequence[Mapping[str, Any]] = ()
+    shapes: Sequence[float] = ()
+    folder: Path = Path()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
