@@ -20,14 +20,3 @@ def test_the_examples_of_a_module_are_true(name):
     results = doctest.testmod(importlib.import_module(name))
     assert results.attempted > 0
     assert results.failed == 0
-
-
-def test_pure_modules_open_with_an_example():
-    pure = (
-        "pipelines.planning.plan",
-        "pipelines.planning.splits",
-        "tfrecord_io.format.groups",
-        "tfrecord_io.format.schema",
-        "tfrecord_io.reading.order",
-    )
-    assert set(pure) <= set(MODULES)
