@@ -11,6 +11,7 @@ import collections
 import csv
 import dataclasses
 import functools
+import hashlib
 import importlib.metadata
 import io
 import operator
@@ -31,7 +32,6 @@ from pipelines.stores.output_folder import FAILURE_FILE, PLAN_FILE, PLAN_JSON
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.format import descriptions, groups, manifest
 from tfrecord_io.format.examples import (
-    CROISSANT_FILE,
     FILE_NAME,
     GROUP,
     SCHEMA,
@@ -78,9 +78,8 @@ def finish_dataset(build: Build) -> None:
             return
         for name, text in descriptions.for_tfds(made).items():
             storage.write(name, text.encode())
-        with storage.open(FILE_NAME) as examples:
-            text = descriptions.croissant(made, examples)
-        storage.write(CROISSANT_FILE, text.encode())
+        digest = hashlib.sha256(storage.read(FILE_NAME)).hexdigest()
+        made = dataclasses.replace(made, tables={FILE_NAME: digest})
         storage.write(manifest.FILE_NAME, made.to_json().encode())
         if build.replaces:
             output_folder.take_place(build.replaces)

@@ -40,7 +40,6 @@ _FILES = (
     manifest.DROPPED_FILE_NAME,
     manifest.REPORT_FILE_NAME,
     examples.FILE_NAME,
-    examples.CROISSANT_FILE,
     "features.json",
     "dataset_info.json",
 )

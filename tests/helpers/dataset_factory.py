@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
-from tfrecord_io.format.examples import CROISSANT_FILE
 from tfrecord_io.format.manifest import FILE_NAME, shard_name
 from tfrecord_io.format.schema import FOOTER_LENGTH, HEADER_LENGTH, masked_crc32c
 
@@ -161,11 +160,8 @@ def change_column(path: Path, name: str, change: Callable[[list[Any]], list[Any]
 def write_table(path: Path, table: pa.Table) -> None:
     """Writes another table of examples, and its SHA-256 if the dataset has one."""
     pq.write_table(table, path)
-    if (described := path.with_name(CROISSANT_FILE)).exists():
-        content = json.loads(described.read_text())
-        (entry,) = (each for each in content["distribution"] if each["name"] == path.name)
-        entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        described.write_text(json.dumps(content))
+    if (manifest := path.with_name("manifest.json")).exists():
+        change_json(manifest, tables={path.name: hashlib.sha256(path.read_bytes()).hexdigest()})
 
 
 def parsed_by_tensorflow(files: Iterable[Path], num_classes: int) -> list[dict[str, Any]]:

@@ -112,7 +112,7 @@ def _check_manifest(dataset: Manifest) -> Iterator[str]:
 
 def _read_rows(folder: Folder, rows: _Rows) -> Iterator[str]:
     """Adds the rows of the examples table to those of their shards, and yields what has none."""
-    table = examples.parse(examples.read_bytes(folder.root))
+    table = examples.read(folder)
     examples.require(table, ["shard", *_COLUMNS])
     columns = (table[name].to_pylist() for name in _COLUMNS)
     for shard, *values in zip(table["shard"].to_pylist(), *columns, strict=True):

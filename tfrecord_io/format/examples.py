@@ -1,14 +1,13 @@
 """The examples table, which has a row for each example: its columns, how it is read and joined.
 
 A column is added to `SCHEMA`, and nowhere else: an example's facts of that name are written, read
-and described in croissant.json.
+and described.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -22,8 +21,8 @@ from tfrecord_io.format.groups import COPY_OF, SOURCES, Groups
 from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.stores.folder import Folder
 
-#: The table, and the file with its SHA-256, see `descriptions.croissant`.
-FILE_NAME, CROISSANT_FILE = "examples.parquet", "croissant.json"
+#: The table; the manifest has its SHA-256.
+FILE_NAME = "examples.parquet"
 
 #: Length of a perceptual hash in bytes, see `side_facts`.
 HASH_LENGTH = 32
@@ -104,55 +103,27 @@ def table_of(
 def read(directory: str | os.PathLike[str]) -> pa.Table:
     """Returns the whole table of a dataset, of a folder or a URL.
 
-    Its SHA-256 must be the one in `croissant.json`, if that file is there.
-
     Raises:
-        ManifestError: if the table is missing, damaged or changed, or `croissant.json` is damaged.
+        ManifestError: if the table is missing or damaged, or its SHA-256 is not the manifest's.
         UserError, StoreError: as `Manifest.load` does.
     """
-    content = read_bytes(directory)
-    digest, recorded = hashlib.sha256(content).hexdigest(), digests(directory)
-    if recorded is not None and digest != (said := recorded.get(FILE_NAME)):
-        raise ManifestError(
-            f"{FILE_NAME} was changed or is damaged: it has SHA-256 {digest}, but {CROISSANT_FILE} "
-            f"says {said}; copy the dataset again, or build it again"
-        )
-    return parse(content)
-
-
-def read_bytes(directory: str | os.PathLike[str]) -> bytes:
-    """Returns the table as a file's content; raises as `read` does."""
+    folder, manifest = Folder(directory), Manifest.load(directory)
     try:
-        return Folder(directory).read(FILE_NAME)
+        content = folder.read(FILE_NAME)
     except FileNotFoundError:
         raise ManifestError(f"{FILE_NAME} is missing; copy the dataset again") from None
-
-
-def parse(content: bytes) -> pa.Table:
-    """Returns the table in a file's content; raises `ManifestError` if it is damaged."""
+    digest = hashlib.sha256(content).hexdigest()
+    if (wanted := manifest.tables.get(FILE_NAME, digest)) != digest:
+        raise ManifestError(
+            f"{FILE_NAME} was changed or is damaged: it has SHA-256 {digest}, but the manifest "
+            f"says {wanted}; copy the dataset again, or build it again"
+        )
     try:
         # A thread of Arrow that still holds the content when Python ends would abort the process,
         # see apache/arrow#34314.
         return pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise ManifestError(f"{FILE_NAME} is damaged ({error}); copy the dataset again") from None
-
-
-def digests(directory: str | os.PathLike[str]) -> dict[str, str] | None:
-    """Returns the SHA-256 of files by their names, as `croissant.json` has them; None without it.
-
-    Raises:
-        ManifestError: if the file is damaged.
-    """
-    try:
-        content = json.loads(Folder(directory).read(CROISSANT_FILE))
-        return {entry["contentUrl"]: entry["sha256"] for entry in content["distribution"]}
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ManifestError(
-            f"{CROISSANT_FILE} is damaged ({error!r}); copy the dataset again"
-        ) from None
 
 
 def read_examples(directory: str | os.PathLike[str], split: str | None = None) -> pa.Table:

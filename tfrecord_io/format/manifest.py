@@ -126,6 +126,7 @@ class Manifest:
         options: everything that decides the bytes of the dataset.
         fingerprint: hexadecimal digest of the options and the format.
         versions: those of the software that wrote the dataset.
+        tables: SHA-256 of `examples.parquet` in hex, by its name; older datasets have none.
         audit: findings about the data; empty without an audit.
         statistics: sums over the pixels of the train split. None if that split is empty, or if
             whoever wrote the dataset did not count them.
@@ -142,6 +143,7 @@ class Manifest:
     options: Mapping[str, Any]
     fingerprint: str
     versions: Mapping[str, str]
+    tables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     audit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     statistics: PixelStatistics | None = None
     label_kind: LabelKind = CLASSES
@@ -267,6 +269,7 @@ class Manifest:
                 for name, split in self.splits.items()
             },
             **({"statistics": sums} if sums else {}),
+            **({"tables": dict(self.tables)} if self.tables else {}),
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
         }
         return json.dumps(content, indent=1, ensure_ascii=True) + "\n"
@@ -308,7 +311,9 @@ class Manifest:
                 f"the images are of {dtype!r}, expected 'uint8': build the dataset again, without "
                 "--dtype"
             )
-        facts = {name: content[name] for name in ("name", *_AS_THEY_ARE) if name in content}
+        facts = {
+            name: content[name] for name in ("name", "tables", *_AS_THEY_ARE) if name in content
+        }
         if "statistics" in content:
             facts["statistics"] = PixelStatistics.from_dict(content["statistics"])
         return cls(

@@ -289,7 +289,6 @@ def with_recipe(**facts):
         (Path.unlink, "examples.parquet"),
         (lambda path: path.write_bytes(b"PAR1"), "examples.parquet was changed or is damaged"),
         (lambda path: pq.write_table(pq.read_table(path)[1:], path), "was changed or is damaged"),
-        (lambda path: path.with_name("croissant.json").write_text("{}"), "croissant.json is dam"),
         (drop_patients, "has no column patient"),
         (with_value("split", "holdout"), "the split or label 'holdout'"),
         (with_value("shard", "../beside.tfrecord"), "does not have one row for each of the "),
