@@ -160,7 +160,8 @@ def change_column(path: Path, name: str, change: Callable[[list[Any]], list[Any]
 def write_table(path: Path, table: pa.Table) -> None:
     """Writes another table of examples, and its SHA-256 if the dataset has one."""
     pq.write_table(table, path)
-    if (manifest := path.with_name("manifest.json")).exists():
+    manifest = path.with_name("manifest.json")
+    if manifest.exists() and "tables" in json.loads(manifest.read_text()):
         change_json(manifest, tables={path.name: hashlib.sha256(path.read_bytes()).hexdigest()})
 
 
