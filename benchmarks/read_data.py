@@ -17,12 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
+from tfrecord_io import Manifest
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.format import descriptions
 from tfrecord_io.format.examples import FILE_NAME as EXAMPLES_FILE_NAME
-from tfrecord_io.format.manifest import FILE_NAME, shard_name
+from tfrecord_io.format.manifest import FILE_NAME, Shard, Split, shard_name
+from tfrecord_io.format.schema import RecordLayout, image_key
 from tfrecord_io.reading.mapped import MappedDataset
 
 LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")

@@ -1,7 +1,7 @@
 """Training-ready TFRecords: the format, its reader and its checks.
 
-This module is the whole public API. TensorFlow is imported only when a function needs it, so that
-build workers, checks and processes that train with JAX or PyTorch start without it.
+This module is the whole public API. TensorFlow is imported when `make_dataset` is first used, so
+that build workers, checks and processes that train with JAX or PyTorch start without it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tfrecord_io.format.examples import read_examples
-from tfrecord_io.format.manifest import Manifest, ManifestError, Shard, Split
-from tfrecord_io.format.schema import FeatureSlot, RecordLayout, image_key
-from tfrecord_io.format.statistics import PixelStatistics
+from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.reading.batches import make_batches
+from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.version import VERSION
 
 if TYPE_CHECKING:
@@ -21,15 +21,10 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 __all__ = [
-    "FeatureSlot",
+    "BatchOrder",
     "Manifest",
     "ManifestError",
-    "PixelStatistics",
-    "RecordLayout",
-    "Shard",
-    "Split",
-    "__version__",
-    "image_key",
+    "MappedDataset",
     "make_batches",
     "make_dataset",
     "read_examples",

@@ -13,9 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
-from tfrecord_io.format.manifest import FILE_NAME, shard_name
-from tfrecord_io.format.schema import FOOTER_LENGTH, HEADER_LENGTH, masked_crc32c
+from tfrecord_io import Manifest
+from tfrecord_io.format.manifest import FILE_NAME, Shard, Split, shard_name
+from tfrecord_io.format.schema import (
+    FOOTER_LENGTH,
+    HEADER_LENGTH,
+    RecordLayout,
+    image_key,
+    masked_crc32c,
+)
 
 #: What the manifest says of a dataset that no build made, and of whose source nothing is known.
 _FACTS = {

@@ -23,13 +23,15 @@ from builds import read_csv, run_command
 from dataset_factory import change_json, write_examples
 from PIL import Image
 
-from tfrecord_io import Manifest, PixelStatistics, RecordLayout, image_key
+from tfrecord_io import Manifest
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format.examples import FILE_NAME as EXAMPLES_FILE_NAME
 from tfrecord_io.format.examples import GROUP
 from tfrecord_io.format.groups import Groups, group_images
 from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.format.manifest import shard_name
+from tfrecord_io.format.schema import RecordLayout, image_key
+from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.reading.mapped import MappedDataset
 from train.data.dataset import open_dataset
 

@@ -217,18 +217,19 @@ class RecordLayout:
         """
         return self.bytes_in(records, IMAGE).reshape(len(records), *self.image_shape)
 
-    def find_damaged(self, records: np.ndarray) -> int | None:
-        """Returns the place of the first record that does not match its frame's checksums, or None.
+    def find_damaged(self, records: np.ndarray, rows: np.ndarray | None = None) -> int | None:
+        """Returns the first record that does not match its frame's checksums, or None.
 
-        The records are uint8 [num_records, stride], C-contiguous.
+        The records are uint8 [num_records, stride], C-contiguous; `rows` are those that are looked
+        at, int64 [num_rows], all if not given.
         """
-        header = self._parts[0][:HEADER_LENGTH]
-        for place, record in enumerate(records):
-            (stored,) = struct.unpack("<I", record[-FOOTER_LENGTH:])
-            crc = masked_crc32c(record[HEADER_LENGTH:-FOOTER_LENGTH])
-            if record[:HEADER_LENGTH].tobytes() != header or stored != crc:
-                return place
-        return None
+        rows = np.arange(len(records)) if rows is None else rows
+        header = np.frombuffer(self._parts[0], np.uint8, HEADER_LENGTH)
+        is_damaged = (records[rows, :HEADER_LENGTH] != header).any(axis=1)
+        stored = np.ascontiguousarray(records[rows, -FOOTER_LENGTH:]).view("<u4")[:, 0]
+        crcs = [google_crc32c.value(records[row, HEADER_LENGTH:-FOOTER_LENGTH]) for row in rows]
+        is_damaged |= stored != [_mask(crc) for crc in crcs]
+        return int(rows[is_damaged.argmax()]) if is_damaged.any() else None
 
     def encode_record(self, image: bytes, label: np.ndarray, key: str) -> bytes:
         """Returns one framed record of `stride` bytes, ready to be appended to a shard.

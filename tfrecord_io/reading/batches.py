@@ -6,6 +6,7 @@ A batch is one gather out of the mapped shards. Two threads gather ahead, withou
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
@@ -27,20 +28,22 @@ Engine = Literal["auto", "mmap"]
 _NUM_THREADS = 2
 # Two parts of large images may be announced to the system at once, and must stay in its memory.
 _ANNOUNCED_BYTES = 1 << 29
+# Records that are compared with their checksums before the first of them is given.
+_CHECKED_BYTES = 1 << 24
 
 
 def make_batches(
     directory: str | os.PathLike[str],
-    *,
     split: str | Sequence[str],
     batch_size: int,
+    *,
     seed: int = 0,
     shuffle: bool = True,
     epochs: int | None = 1,
     drop_remainder: bool = False,
     pad_remainder: bool = False,
     engine: Engine = "auto",
-    num_replicas: int = 1,
+    num_replicas: int | None = None,
     replica_index: int = 0,
     start_step: int = 0,
     with_keys: bool = False,
@@ -52,8 +55,9 @@ def make_batches(
 ) -> Batches:
     """Returns the batches of a split as NumPy arrays, in an order that the seed decides.
 
-    The order is that of `BatchOrder`. Each loop over the result starts from the beginning and gives
-    the same batches. TensorFlow is not imported.
+    Each new loop over the result is the next epoch, or the next `epochs` of them. A loop counts
+    from its 16th batch on, or its last: a look at the first batch changes nothing. TensorFlow is
+    not imported.
 
     Args:
         directory: of a finished dataset; a local folder or a URL, see docs/reader.md.
@@ -61,18 +65,21 @@ def make_batches(
         batch_size: examples of a global batch, over all replicas.
         seed: decides the order.
         shuffle: if False, examples come in the order of the shards.
-        epochs: how often each example occurs; None for endless batches.
+        epochs: how often each example occurs in a loop; None for endless batches.
         drop_remainder: leave out a last batch that is not full.
         pad_remainder: fill up a last batch that is not full with copies of its last example, and
             give each example a weight: 1, or 0 for a copy.
         engine: where the operating system cannot map the shards into memory, `mmap` raises an
             error, and `auto` reads each record from its file.
-        num_replicas: readers (such as workers) that share each global batch in equal slices.
+        num_replicas: readers (such as workers) that share each global batch in equal slices; 1 if
+            not given, but where TF_CONFIG names several workers it must be.
         replica_index: which slice this reader gets.
-        start_step: batches to skip, at no cost: the state of a reader is its number of steps.
+        start_step: batches to skip, at no cost, counted over all loops. So k times `len` of the
+            result begins with epoch k. The state of a reader is its number of steps.
         with_keys: whether to give each example's key as well.
-        verify: how much of the shards is checked now: `size`, `crc` or `sha256`. With the last
-            two, records that the cache of a URL kept earlier are checked when they are read.
+        verify: what is checked besides the size of each shard. `size`: each record's checksums,
+            when this process first reads it. `crc`: the checksums of all records, now. `sha256`:
+            the digest of each shard, now. `none`: nothing, but records from a URL always are.
         examples: places in the split, in the order of the shards, of the examples to read, or a
             mask, bool [examples of the split]; all if not given. An epoch is a permutation of
             these.
@@ -82,15 +89,15 @@ def make_batches(
 
     Returns:
         an iterable of arrays (image, label), then weight with `pad_remainder`, then key with
-        `with_keys`: image [batch, height, width, channels] of the dataset's type (uint8 by
-        default), label float32 [batch, num_classes] one-hot (or 0 and 1 for each of several labels,
-        or [batch, 1] of numbers), weight float32 [batch], key bytes [batch]. `batch` is batch_size
-        / num_replicas; in a last batch that is neither dropped nor padded it is less, and may be 0
-        for a replica. They are copies, the caller's own.
+        `with_keys`: image uint8 [batch, height, width, channels], label float32 [batch,
+        num_classes] one-hot (or 0 and 1 for each of several labels), weight float32 [batch], key
+        bytes [batch]. `batch` is batch_size / num_replicas; in a last batch that is neither dropped
+        nor padded it is less, and may be 0 for a replica. They are copies, the caller's own.
 
     Raises:
-        ManifestError: as `opening.open_split` does; or if no batch of the split is full, but all
-            must be.
+        ManifestError: if the dataset is unfinished, of a newer format, or has no such split; if the
+            split is empty; if a shard is missing or is not as the manifest says; if no batch of
+            the split is full, but all must be.
         TypeError, ValueError: if an argument is wrong, or the arguments do not fit together.
         OSError: if `mmap` was asked for and the operating system cannot map the files.
         UserError, StoreError: if the URL, the cache or the store cannot be used; StoreError also
@@ -116,16 +123,16 @@ def make_batches(
         epochs=epochs,
         drop_remainder=drop_remainder,
         pad_remainder=pad_remainder,
-        num_replicas=num_replicas,
+        num_replicas=_only_reader() if num_replicas is None else num_replicas,
         replica_index=replica_index,
+        start_step=start_step,
     )
-    order.check_start(start_step)
     if len(chosen) < batch_size and (drop_remainder or epochs is None):
         raise ManifestError(
             f"{dataset.name} has {len(chosen)} examples, fewer than a batch of {batch_size}; use a "
             "smaller batch_size, or finite epochs without drop_remainder"
         )
-    batches = Batches(dataset, order, chosen, start_step, with_keys, prefetch)
+    batches = Batches(dataset, order, chosen, with_keys, prefetch)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if (needed := batches.most_examples * dataset.layout.stride) > memory:
         raise ValueError(
@@ -135,9 +142,29 @@ def make_batches(
     return batches
 
 
+def _only_reader() -> int:
+    """Returns 1; raises ValueError if TF_CONFIG names several workers."""
+    try:
+        config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+        cluster, this = config.get("cluster") or {}, config.get("task") or {}
+        workers = [
+            (job, i) for job in ("chief", "worker") for i in range(len(cluster.get(job, ())))
+        ]
+        index = workers.index((this.get("type"), int(this.get("index", 0)))) if this else 0
+    except (ValueError, TypeError, AttributeError):
+        return 1  # not a cluster that tf.distribute can read; or the evaluator, which is alone
+    if len(workers) < 2:
+        return 1
+    raise ValueError(
+        f"TF_CONFIG names {len(workers)} workers, which would all read the same examples; give "
+        f"num_replicas={len(workers)}, replica_index={index} here (1 and 0 to read all on each), "
+        "and see docs/reader.md for fit"
+    )
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
-    """What `make_batches` returns: an iterable that can be gone through again and again.
+    """What `make_batches` returns: an iterable of which each loop is the next epoch.
 
     `order` holds places in `examples`, which are places in the split, int64.
     """
@@ -145,11 +172,11 @@ class Batches:
     dataset: MappedDataset
     order: BatchOrder
     examples: np.ndarray
-    start_step: int
     with_keys: bool
     prefetch: int
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
+        first = self.order.next_loop()
         pool = BufferPool(self.most_examples * self.dataset.layout.image_length)
 
         def gather(step: tuple[Records, np.ndarray, np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -164,10 +191,11 @@ class Batches:
 
         steps = (
             (records, *step)
-            for records, rows, weights in self.parts()
+            for records, rows, weights in self.parts(first)
             for step in zip(rows, weights, strict=True)
         )
-        return map_ahead(gather, steps, self.prefetch, num_threads=_NUM_THREADS)
+        batches = map_ahead(gather, steps, self.prefetch, num_threads=_NUM_THREADS)
+        yield from self.order.counted(first, batches)
 
     @property
     def most_examples(self) -> int:
@@ -175,25 +203,42 @@ class Batches:
         most = self.order.replica_batch_size
         return most if self.order.pad_remainder else min(most, self.order.num_positions)
 
-    def parts(self) -> Iterator[tuple[Records, np.ndarray, np.ndarray]]:
-        """Yields batches that are not gathered yet, many at once when all records are mapped.
+    def parts(self, first_step: int) -> Iterator[tuple[Records, np.ndarray, np.ndarray]]:
+        """Yields the batches of a loop before they are gathered, many at once if all are mapped.
 
         Their records; their rows there, int64 [steps, batch]; and float32 weights, as many.
         """
-        dataset, order, examples, step = self.dataset, self.order, self.examples, self.start_step
+        dataset, order, examples, step = self.dataset, self.order, self.examples, first_step
         batches = (examples[places] for part, _ in order.parts(step) for places in part)
         for records, rows in dataset.until_mapped(batches, examples):
             yield records, rows[np.newaxis], order.weights(step)[np.newaxis]
             step += 1
-        ahead: list[tuple[Records, np.ndarray, np.ndarray]] = []
+        if order.num_steps and step == order.end_of_loop(first_step):
+            return
+        ahead: list[tuple[np.ndarray, np.ndarray]] = []
         most = min(EXAMPLES_AT_ONCE, _ANNOUNCED_BYTES // dataset.layout.stride)
         for places, weights in order.parts(step, most):
             rows = dataset.rows(examples[places])
             dataset.cold.announce(rows.ravel())
-            yield from ahead  # while the disk reads what was just announced
-            ahead = [(dataset.records, rows, weights)]
-        yield from ahead
+            yield from self._checked(ahead)  # while the disk reads what was just announced
+            ahead = [(rows, weights)]
+        yield from self._checked(ahead)
+
+    def _checked(
+        self, parts: list[tuple[np.ndarray, np.ndarray]]
+    ) -> Iterator[tuple[Records, np.ndarray, np.ndarray]]:
+        """Yields parts whose records are compared with their checksums, a few steps at a time."""
+        dataset = self.dataset
+        for rows, weights in parts:
+            num_steps = len(rows)
+            if not dataset.is_checked(rows):
+                bytes_a_step = self.order.replica_batch_size * dataset.layout.stride
+                num_steps = max(1, _CHECKED_BYTES // bytes_a_step)
+            for first in range(0, len(rows), num_steps):
+                some = slice(first, first + num_steps)
+                dataset.check(rows[some])
+                yield dataset.records, rows[some], weights[some]
 
     def __len__(self) -> int:
-        """Returns the number of batches; raises TypeError if they are endless."""
-        return len(self.order) - self.start_step
+        """Returns the number of batches of the first loop; raises TypeError if it is endless."""
+        return len(self.order) - self.order.start_step % len(self.order)

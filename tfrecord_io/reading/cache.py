@@ -5,13 +5,13 @@
                                that changes
     CACHE_DIR/ID/lock          locked by each process that uses the dataset
     CACHE_DIR/ID/records       of all shards in the manifest's order, with holes for absent ones
-    CACHE_DIR/ID/states        a byte a record, behind the name of the start of the system
+    CACHE_DIR/ID/states        a byte a record
 
 ID is a hash of the manifest's digests of the shards, and of the URLs and versions (ETags) of those
 on the store: records of a shard that was replaced under the old manifest never mix with older ones.
 A record is written first and marked second, so a process can be killed at any moment. After a crash
-of the system, marks may have reached the disk and their records not, so each record is checked
-before it is used again. Records are images of patients: folders and files are their owner's alone,
+of the system, marks may have reached the disk and their records not, so each process checks a
+record before it uses it. Records are images of patients: folders and files are their owner's alone,
 and no link is followed.
 
 No record of a dataset in use is ever removed: in random orders without repetition, a cache that
@@ -28,7 +28,6 @@ import mmap
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -45,8 +44,8 @@ from tfrecord_io.terminal.errors import UserError
 if sys.platform != "win32":  # where local datasets can be read, but no remote ones
     import fcntl
 
-#: States of a record. An unchecked one was written before the system started.
-ABSENT, PRESENT, UNCHECKED = 0, 1, 2
+#: States of a record.
+ABSENT, PRESENT = 0, 1
 
 _log = logging.getLogger(__name__)
 
@@ -54,9 +53,6 @@ _LOCK, _RECORDS, _STATES, _TAG_NAME = "lock", "records", "states", "CACHEDIR.TAG
 # The first line is that of bford.info/cachedir, by which backups know such folders.
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\nRecords of remote datasets: tfrecord_io\n"
 _ID = re.compile(r"[0-9a-f]{64}")
-
-_HEADER_LENGTH = 64
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _PAGE = 4096
 # Taken from the limit at once: the lock between processes costs as much as writing a record.
@@ -72,7 +68,7 @@ class DatasetCache:
         path: of the file of records.
         memory: uint8 [(records + 1) * stride], read-only: that file, mapped into memory.
         states: uint8 [records], read-only: the state of each record of the dataset. Other
-            processes and threads change it at any time, but never to `ABSENT` from `PRESENT`.
+            processes and threads change it at any time.
         is_full: whether there is no room for another record.
     """
 
@@ -82,19 +78,15 @@ class DatasetCache:
         versions: str,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_gb: float | None = None,
-        *,
-        recheck: bool = False,
     ) -> None:
         """Opens the cache of a dataset, and makes room by removing unused datasets.
 
         `versions` is a digest of the URLs and versions of the shards on their store. `cache_dir`
         is the folder of all caches, by default that of the user. It may take `cache_gb` 10^9 bytes,
-        by default half of the free space there. With `recheck`, records from earlier are compared
-        with their checksums before they are used.
+        by default half of the free space there.
 
         Raises:
-            UserError: if the folder belongs to another user, holds anything else than a cache, or
-                another machine is using it.
+            UserError: if the folder belongs to another user or holds anything else than a cache.
             OSError: if no dataset can be kept there.
         """
         if cache_gb is not None:
@@ -119,9 +111,6 @@ class DatasetCache:
             self.path.parent.mkdir(0o700, exist_ok=True)
             os.close(open_private(self.path.parent, os.O_RDONLY | os.O_DIRECTORY))
             self._open()
-            if recheck:  # one by one: another process may mark others meanwhile
-                for place in np.flatnonzero(self.states == PRESENT).tolist():
-                    self.mark(place, 1, UNCHECKED)
             os.pwrite(total, self._make_room(cache_gb).to_bytes(8, "little"), 0)
 
     def __del__(self) -> None:
@@ -171,43 +160,25 @@ class DatasetCache:
 
     def mark(self, first: int, count: int, state: int) -> None:
         """Writes the state of neighbours; through the map, a full disk would end the process."""
-        _write(self._files[_STATES], _HEADER_LENGTH + first, np.full(count, state, np.uint8))
+        _write(self._files[_STATES], first, np.full(count, state, np.uint8))
 
     def _open(self) -> None:
         """Takes the dataset into use; the folder of the cache is locked."""
         for name in (_LOCK, _RECORDS, _STATES):
             self._files[name] = open_private(self.path.with_name(name), os.O_RDWR | os.O_CREAT)
         lock, records, states = self._files.values()
-        try:
+        with contextlib.suppress(BlockingIOError):  # another process uses it
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._repair(records, states)
-        except BlockingIOError:
-            if os.pread(states, _HEADER_LENGTH, 0) != _boot_id():
-                told = "is in use by another machine; give each a cache on a disk of its own"
-                raise UserError(f"{self._root} {told}") from None
+            length = (self._num_records + 1) * self._stride
+            if os.fstat(records).st_size != length or os.fstat(states).st_size != self._num_records:
+                os.truncate(states, 0)
+                # Not to 0 bytes first: ext4 then writes all that follows when any reader closes it.
+                os.truncate(records, length)
+                os.truncate(states, self._num_records)
         os.utime(self.path.parent)
         fcntl.flock(lock, fcntl.LOCK_SH)
         self.memory = np.frombuffer(mmap.mmap(records, 0, prot=mmap.PROT_READ), np.uint8)
-        mapped = mmap.mmap(states, 0, prot=mmap.PROT_READ)
-        self.states = np.frombuffer(mapped, np.uint8, offset=_HEADER_LENGTH)
-
-    def _repair(self, records: int, states: int) -> None:
-        """Gives the open files their lengths, and marks as unchecked what is not certain."""
-        length = (self._num_records + 1) * self._stride
-        if os.fstat(records).st_size != length:
-            os.truncate(states, 0)
-            # Not to 0 bytes first: ext4 then writes all that follows when any reader closes it.
-            os.truncate(records, length)
-        content = bytearray(_HEADER_LENGTH + self._num_records)
-        if os.fstat(states).st_size == len(content):
-            content[:] = os.pread(states, len(content), 0)
-        if content[:_HEADER_LENGTH] != _boot_id():
-            known = np.frombuffer(content, np.uint8, offset=_HEADER_LENGTH)
-            known[known != ABSENT] = UNCHECKED
-            os.truncate(states, len(content))
-            # The header last: after a kill in between, the next process begins again.
-            _write(states, _HEADER_LENGTH, known)
-            _write(states, 0, np.frombuffer(_boot_id(), np.uint8))
+        self.states = np.frombuffer(mmap.mmap(states, 0, prot=mmap.PROT_READ), np.uint8)
 
     def _make_room(self, cache_gb: float | None) -> int:
         """Sets the limit, and removes unused datasets; returns the bytes of those that are left."""
@@ -302,13 +273,3 @@ def _remove(folder: Path) -> bool:
     except OSError:  # in use, or it holds a file that is not of this cache
         return False
     return True
-
-
-def _boot_id() -> bytes:
-    """Returns a name for this start of the system on this machine."""
-    if _BOOT_ID.exists():
-        name = _BOOT_ID.read_bytes().strip()
-    else:
-        booted = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, check=True)
-        name = booted.stdout.strip()  # macOS
-    return name[:_HEADER_LENGTH].ljust(_HEADER_LENGTH)

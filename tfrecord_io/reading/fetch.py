@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfrecord_io.format.manifest import Shard
-from tfrecord_io.reading.cache import ABSENT, PRESENT, UNCHECKED, DatasetCache
+from tfrecord_io.reading.cache import ABSENT, PRESENT, DatasetCache
 from tfrecord_io.reading.records import BufferPool, Records, Rows
 from tfrecord_io.stores.remote import StoredFile, patiently
 from tfrecord_io.terminal.errors import StoreError
@@ -52,11 +52,13 @@ class Unmapped:
     Attributes:
         shards: those that are read; their records, without gaps, are the rows.
         records: those that are mapped into memory, with holes.
+        checked: bool [rows], whether this process has compared a record with its checksums.
     """
 
     shards: Sequence[Shard]
     files: Mapping[str, StoredFile]
     records: Records
+    checked: np.ndarray
     cache: DatasetCache | None = None
 
     def ahead(self, batches: Iterator[np.ndarray], wanted: np.ndarray) -> Iterator[Fetched]:
@@ -112,14 +114,15 @@ class _Work:
         self._queue: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
-        self._waiting = threading.Lock()
         # A run exists as long as it is read, or a batch needs it.
         self._runs: weakref.WeakValueDictionary[int, _Run] = weakref.WeakValueDictionary()
         atexit.register(self._end)
 
     def is_done(self) -> bool:
-        """Returns whether all wanted records are mapped."""
-        return self._wanted.size > 0 and bool((self._states[self._wanted] == PRESENT).all())
+        """Returns whether all wanted records are mapped and checked."""
+        wanted = self._wanted
+        is_ready = (self._states[wanted] == PRESENT) & self._source.checked[wanted]
+        return wanted.size > 0 and bool(is_ready.all())
 
     def plan(self, rows: np.ndarray, *, alone: bool) -> _Plan:
         """Starts to read what is absent of a batch; `alone` is one that waits for nothing else."""
@@ -155,11 +158,10 @@ class _Work:
 
     def _result(self, run: _Run) -> np.ndarray | None:
         """Waits for a run; raises StoreError once the program ends."""
-        with self._waiting:
-            while not run.result.done():
-                wait([run.result], _LOOK_SECONDS)
-                if self._closed.is_set() and not run.result.done():
-                    raise StoreError("the program ends, so no more records are read")
+        while not run.result.done():
+            wait([run.result], _LOOK_SECONDS)
+            if self._closed.is_set() and not run.result.done():
+                raise StoreError("the program ends, so no more records are read")
         return run.result.result()
 
     def close(self) -> None:
@@ -172,26 +174,24 @@ class _Work:
     def _end(self) -> None:
         """Ends the iteration with the program.
 
-        A thread that comes back from a store, or one of TensorFlow's that waits here, would wait
-        for Python for ever. TensorFlow does not say when its threads have left Python.
+        A thread that comes back from a store would wait for Python for ever.
         """
         self.close()
         deadline = time.monotonic() + _EXIT_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        with self._waiting:
-            pass
-        time.sleep(_LOOK_SECONDS)  # for what TensorFlow does with the last answer
 
     def _checked(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the states of records after the check of those that were not checked yet."""
-        states = self._states[rows]
-        for place in np.flatnonzero(states == UNCHECKED):
+        """Returns the states of records; of kept ones after the check of those of other times."""
+        states, checked = self._states[rows], self._source.checked
+        if self._cache is None:
+            return states
+        for place in np.flatnonzero((states == PRESENT) & ~checked[rows]):
             row = int(rows[place])
-            damaged = self._layout.find_damaged(self._source.records.array[row : row + 1])
-            states[place] = PRESENT if damaged is None else ABSENT
-            if self._cache is not None:
-                self._cache.mark(row, 1, states[place])
+            if self._layout.find_damaged(self._source.records.array[row : row + 1]) is not None:
+                states[place] = ABSENT
+                self._cache.mark(row, 1, ABSENT)
+            checked[row] = True
         return states
 
     def _with_neighbours(self, absent: np.ndarray) -> np.ndarray:
@@ -235,11 +235,17 @@ class _Work:
             records = array.reshape(run.count, stride)
             damaged = self._layout.find_damaged(records)
             if damaged is not None:
-                raise StoreError(
-                    f"{shard.name}: record {start + damaged} does not match its checksum; copy "
-                    "the shard again, or build the dataset again with --overwrite"
-                )
+                raise damage(shard, start + damaged)
             return records
 
         records = patiently(read, self._closed)
-        return None if self._cache and self._cache.keep(run.first, records) else records
+        if not self._cache or not self._cache.keep(run.first, records):
+            return records
+        self._source.checked[run.first : run.first + run.count] = True
+        return None
+
+
+def damage(shard: Shard, record: int) -> StoreError:
+    """Returns the error of a record that does not match its checksums."""
+    told = "copy the shard again, or build the dataset again with --overwrite"
+    return StoreError(f"{shard.name}: record {record} does not match its checksum; {told}")

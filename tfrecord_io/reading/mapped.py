@@ -16,7 +16,7 @@ import itertools
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy as np
 from tfrecord_io.format import schema
 from tfrecord_io.format.manifest import ManifestError
 from tfrecord_io.reading.cache import DatasetCache, warn_once
-from tfrecord_io.reading.fetch import Fetched, Unmapped
+from tfrecord_io.reading.fetch import Fetched, Unmapped, damage
 from tfrecord_io.reading.opening import Verify, open_split
 from tfrecord_io.reading.records import Records, Rows, lay_out
 from tfrecord_io.stores.files import announce
@@ -44,11 +44,15 @@ _GROUP = 64
 # Records of which the system is asked whether it has them in memory.
 _NUM_PROBES = 8
 
+# Which records this process has compared with their checksums, by dataset and version.
+_checked: dict[Hashable, np.ndarray] = {}
+
 
 class MappedDataset:
     """A split as a map-style dataset for PyTorch, or for plain numpy: one gather a batch.
 
-    Each worker process opens it again. docs/reader.md shows it with a `DataLoader`.
+    Each worker process opens it again. docs/reader.md shows it with a `DataLoader`. A record is
+    compared with its checksums when the process first reads it.
 
     Attributes:
         name: of the split and its folder, for messages.
@@ -69,11 +73,15 @@ class MappedDataset:
     ) -> None:
         """Checks the shards of a split as `opening.open_split` does, and maps them.
 
-        Where the operating system cannot map files, or no cache of a remote dataset can be kept,
-        each record is read from its file, or with `must_map` OSError is raised.
+        With `verify="none"`, records that are mapped are not compared with their checksums. Where
+        the operating system cannot map files, or no cache of a remote dataset can be kept, each
+        record is read from its file, or with `must_map` OSError is raised.
+
+        Raises:
+            ManifestError, UserError, StoreError: as `opening.open_split`.
         """
         self._folder = folder = Folder(directory)
-        self._split = split
+        self._split, self._verify = split, verify
         self.name = f"split {split!r} of {folder}"
         self.manifest, files = open_split(folder, split, verify)
         self.layout = layout = self.manifest.layout
@@ -87,14 +95,16 @@ class MappedDataset:
         self.cache: DatasetCache | None = None
         try:
             if is_remote(folder):
-                places, recheck = (folder.cache_dir, folder.cache_gb), verify != "size"
-                cache = DatasetCache(self.manifest, self._identity[1], *places, recheck=recheck)
+                places = folder.cache_dir, folder.cache_gb
+                cache = DatasetCache(self.manifest, self._identity[1], *places)
                 starts = itertools.accumulate((shard.num_examples for shard in every), initial=0)
                 firsts = {shard.name: first for shard, first in zip(every, starts, strict=False)}
                 self.rows = Rows(sizes, [firsts[shard.name] for shard in shards])
                 self.records = Records(layout, cache.memory)
                 self.cold = ColdShards([cache.path], Rows([len(cache.states)]), layout.stride)
-                self.cache, self.unmapped = cache, Unmapped(every, files, self.records, cache)
+                self._checked = _checked_rows((cache.path, self._identity), self.records)
+                self.unmapped = Unmapped(every, files, self.records, self._checked, cache)
+                self.cache = cache
             else:
                 paths = [Path(folder) / shard.name for shard in shards]
                 *firsts, num_rows = lay_out(sizes, layout.stride)
@@ -102,6 +112,12 @@ class MappedDataset:
                 self.cold = ColdShards(paths, self.rows, layout.stride)
                 memory = _map_files(paths, sizes, firsts, num_rows + 1, layout.stride)
                 self.records = Records(layout, memory)
+                names = tuple(shard.name for shard in shards)
+                self._checked = _checked_rows((str(folder), self._identity, names), self.records)
+                if verify == "none":
+                    self._checked = np.ones_like(self._checked)
+                elif verify != "size":
+                    self._checked[:] = True
         except (OSError, AttributeError, ImportError) as error:
             # Windows lacks the C function, `ulimit -v` may leave too few addresses, and `ulimit -f`
             # too short a file.
@@ -111,10 +127,30 @@ class MappedDataset:
             warn_once(f"{self.name} cannot be mapped into memory ({error}); {told}")
             self.records = Records(layout, np.zeros(layout.stride, np.uint8))
             self.rows = Rows(sizes)
-            self.unmapped = Unmapped(shards, files, self.records)
+            self._checked = np.zeros(sum(sizes), np.bool_)
+            self.unmapped = Unmapped(shards, files, self.records, self._checked)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_again, (self._folder, self._split, self._identity)
+        # Files that were compared as a whole are not compared again by each worker.
+        verify = self._verify if self._verify == "none" else "size"
+        return _open_again, (self._folder, self._split, verify, self._identity)
+
+    def is_checked(self, rows: np.ndarray) -> bool:
+        """Returns whether this process has compared all these records with their checksums."""
+        return bool(self._checked[rows].all())
+
+    def check(self, rows: np.ndarray) -> None:
+        """Compares mapped records, int64 [...], with their checksums, if it was not done before.
+
+        Raises:
+            StoreError: if one is damaged; it names the shard and the record.
+        """
+        new = np.unique(rows[~self._checked[rows]])
+        damaged = self.layout.find_damaged(self.records.array, new)
+        if damaged is not None:
+            shard, place = self.rows.find(damaged)
+            raise damage(self.manifest.split(self._split).shards[shard], place)
+        self._checked[new] = True
 
     def until_mapped(
         self, batches: Iterator[np.ndarray], wanted: Sequence[int] | np.ndarray
@@ -183,6 +219,7 @@ class MappedDataset:
             return self.until_mapped(iter(chunks), ())
         rows = self.rows(examples)
         self.cold.announce(rows)
+        self.check(rows)
         return iter([(self.records, rows)])
 
 
@@ -243,11 +280,16 @@ class ColdShards:
                         announce(file.fileno(), start, self.stride)
 
 
+def _checked_rows(key: Hashable, records: Records) -> np.ndarray:
+    """Returns which rows of a dataset were checked, bool [rows], shared by all of this process."""
+    return _checked.setdefault(key, np.zeros(len(records.array), np.bool_))
+
+
 def _open_again(
-    directory: Folder, split: str | Sequence[str], identity: tuple[str, str]
+    directory: Folder, split: str | Sequence[str], verify: Verify, identity: tuple[str, str]
 ) -> MappedDataset:
     """Opens a dataset again, if it is still the same."""
-    dataset = MappedDataset(directory, split)
+    dataset = MappedDataset(directory, split, verify=verify)
     if dataset._identity != identity:
         why = "was built anew, or a shard of it replaced, since it was opened; start again"
         raise ManifestError(f"{directory} {why}")

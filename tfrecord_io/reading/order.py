@@ -11,9 +11,11 @@ and any two examples can meet in a batch.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
@@ -43,6 +45,11 @@ _TYPES: dict[type, tuple[tuple[type, ...], str]] = {
 
 # Positions of an endless order, a number that a batch may still be added to.
 _ENDLESS = 1 << 62
+
+# Keras takes a first batch to build the model, and prefetching takes more.
+_MAX_LOOK = 16
+
+Batch = TypeVar("Batch")
 
 
 def permute(index: np.ndarray, num_examples: int, *, seed: int, epoch: np.ndarray) -> np.ndarray:
@@ -99,10 +106,14 @@ def check_type(name: str, value: object, kind: type[bool | int | float]) -> None
 class BatchOrder:
     """Which of `num_examples` each batch holds; its other attributes are those of `make_batches`.
 
-    The examples of epoch 0, 1, 2, ... follow each other without a gap; global batch k is rows
-    [k * batch_size, (k + 1) * batch_size) of that sequence. So all but the very last are full, and
-    training can go on with another number of replicas in the same global order. As a sampler of a
-    PyTorch DataLoader with `batch_size=None` it yields its batches.
+    The examples of epoch 0, 1, 2, ... follow each other without a gap; global batch k of a loop is
+    rows [k * batch_size, (k + 1) * batch_size) of its epochs. So all but the very last are full,
+    and training can go on with another number of replicas in the same global order. As a sampler
+    of a PyTorch DataLoader with `batch_size=None` it yields its batches.
+
+    Steps are counted over all loops: the first loop begins at `start_step`, and each new loop at
+    the first step of the epoch after the loop before. A loop counts from its 16th batch on, or its
+    last, so that a look at the first batch changes nothing.
 
     Raises TypeError or ValueError if a value has a wrong type, is out of range, or contradicts
     another.
@@ -117,16 +128,21 @@ class BatchOrder:
     pad_remainder: bool = False
     num_replicas: int = 1
     replica_index: int = 0
+    start_step: int = 0
+    _next_steps: list[int] = dataclasses.field(
+        default_factory=lambda: [0], init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is not None or field.name != "epochs":
+            if field.init and (value is not None or field.name != "epochs"):
                 check_type(field.name, value, bool if field.type == "bool" else int)
-        for name in ("num_examples", "batch_size", "num_replicas", "epochs"):
+        limits = {"num_examples": 1, "batch_size": 1, "num_replicas": 1, "epochs": 1}
+        for name, least in {**limits, "start_step": 0}.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, received {value}")
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, received {value}")
         if self.drop_remainder and self.pad_remainder:
             raise ValueError("drop_remainder and pad_remainder exclude each other; choose one")
         if not 0 <= self.replica_index < self.num_replicas:
@@ -137,6 +153,7 @@ class BatchOrder:
                 f"batch_size is global, and received {self.batch_size}, which {self.num_replicas} "
                 "replicas cannot share equally"
             )
+        self._next_steps[0] = self.start_step
 
     @property
     def replica_batch_size(self) -> int:
@@ -145,7 +162,7 @@ class BatchOrder:
 
     @property
     def num_positions(self) -> int:
-        """Length of the sequence of epochs, or as much of an endless one as can be counted."""
+        """Examples of a loop, or as many of an endless one as can be counted."""
         if self.epochs is None:
             return _ENDLESS
         length = self.epochs * self.num_examples
@@ -153,14 +170,39 @@ class BatchOrder:
 
     @property
     def num_full_steps(self) -> int:
-        """Number of batches that are full, with fillers or without; a last one may be shorter."""
+        """Full batches of a loop, with fillers or without; a last one may be shorter."""
         fillers = self.batch_size - 1 if self.pad_remainder else 0
         return (self.num_positions + fillers) // self.batch_size
 
     @property
     def num_steps(self) -> int | None:
-        """Number of batches; None if endless."""
+        """Number of batches of a loop; None if endless."""
         return None if self.epochs is None else -(-self.num_positions // self.batch_size)
+
+    def next_loop(self) -> int:
+        """Returns the step at which a loop that starts now begins."""
+        return self._next_steps[0]
+
+    def end_of_loop(self, first_step: int) -> int:
+        """Returns the step at which the loop after the one from a step on begins."""
+        if not self.num_steps:
+            return first_step + -(-self.num_examples // self.batch_size)
+        return first_step - first_step % self.num_steps + self.num_steps
+
+    def num_looks(self, first_step: int) -> int:
+        """Returns the number of batches with which a loop from a step on counts."""
+        return min(_MAX_LOOK, self.end_of_loop(first_step) - first_step)
+
+    def count_loop(self, first_step: int) -> None:
+        """Lets later loops begin after the one from a step on."""
+        self._next_steps[0] = max(self._next_steps[0], self.end_of_loop(first_step))
+
+    def counted(self, first_step: int, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yields the batches of the loop from a step on, and counts it when it is time to."""
+        for number, batch in enumerate(batches, 1):
+            if number == self.num_looks(first_step):
+                self.count_loop(first_step)
+            yield batch
 
     def examples_at(self, position: np.ndarray) -> np.ndarray:
         """Returns int64 [...], as `position`: the examples there in the sequence of epochs."""
@@ -172,6 +214,7 @@ class BatchOrder:
 
     def weights(self, step: int) -> np.ndarray:
         """Returns float32 [examples of the share]: 1, or 0 for a filler of `pad_remainder`."""
+        step %= self.num_steps or _ENDLESS
         return (self._positions(step, step + 1)[0] < self.num_positions).astype(np.float32)
 
     def _positions(self, step: int, last: int) -> np.ndarray:
@@ -182,17 +225,10 @@ class BatchOrder:
         steps = np.arange(step, last, dtype=np.int64)
         return steps[:, np.newaxis] * self.batch_size + np.arange(*share)
 
-    def check_start(self, start_step: int) -> None:
-        """Raises TypeError or ValueError unless a step is in the order, or at its end."""
-        check_type("start_step", start_step, int)
-        if start_step < 0 or (self.num_steps is not None and start_step > self.num_steps):
-            last = "" if self.num_steps is None else f" and at most {self.num_steps}"
-            raise ValueError(f"start_step must be at least 0{last}, received {start_step}")
-
     def parts(
-        self, start_step: int = 0, most_examples: int = EXAMPLES_AT_ONCE
+        self, first_step: int = 0, most_examples: int = EXAMPLES_AT_ONCE
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields this replica's batches, a few thousand examples at once, but at least a batch.
+        """Yields this replica's batches of the loop from a step on, many at once, at least one.
 
         Yields:
             (examples, weights): int64 and float32 [steps, examples of the share]. A last batch
@@ -200,18 +236,22 @@ class BatchOrder:
             The weight of an example is 1, that of a filler of `pad_remainder` 0.
         """
         num_together = max(1, most_examples // self.replica_batch_size)
-        while self.num_steps is None or start_step < self.num_steps:
-            last = min(start_step + num_together, max(self.num_full_steps, start_step + 1))
-            positions = self._positions(start_step, last)
-            examples = self.examples_at(np.minimum(positions, self.num_positions - 1))
+        loop, step = divmod(first_step, self.num_steps or _ENDLESS)
+        before = loop * self.num_examples * (self.epochs or 0)
+        while self.num_steps is None or step < self.num_steps:
+            last = min(step + num_together, max(self.num_full_steps, step + 1))
+            positions = self._positions(step, last)
+            examples = self.examples_at(before + np.minimum(positions, self.num_positions - 1))
             yield examples, (positions < self.num_positions).astype(np.float32)
-            start_step = last
+            step = last
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        for examples, _ in self.parts():
-            yield from examples
+        first = self.next_loop()
+        batches = itertools.chain.from_iterable(examples for examples, _ in self.parts(first))
+        yield from self.counted(first, batches)
 
     def __len__(self) -> int:
+        """Returns the number of batches of a whole loop; raises TypeError if it is endless."""
         if self.num_steps is None:
             raise TypeError("an endless order has no length")
         return self.num_steps

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import tfrecord_io
 from tfrecord_io.format import examples
 from tfrecord_io.format.examples import IDENTITY, SITE
 from tfrecord_io.format.groups import Groups
 from tfrecord_io.format.hashing import draw, hash_names
 from tfrecord_io.format.manifest import STATISTICS_SPLIT, Manifest, ManifestError
+from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.errors import UserError
@@ -121,7 +121,7 @@ class Dataset:
         """The images and labels of all examples, by their rows."""
         return MappedDataset(self.path, self.splits)
 
-    def statistics(self, part: Part) -> tfrecord_io.PixelStatistics:
+    def statistics(self, part: Part) -> PixelStatistics:
         """Returns the pixel statistics of a part; all but the whole split `train` is read."""
         whole, known = self.part(STATISTICS_SPLIT), self.manifest.statistics
         is_whole = whole and (part.splits, part.num_examples) == (whole.splits, whole.num_examples)
@@ -129,7 +129,7 @@ class Dataset:
             return known
         # Some 256 images at a time.
         blocks = np.array_split(part.rows, part.num_examples // 256 + 1)
-        counted = (tfrecord_io.PixelStatistics.from_images(self.stored[rows][0]) for rows in blocks)
+        counted = (PixelStatistics.from_images(self.stored[rows][0]) for rows in blocks)
         return functools.reduce(operator.add, counted)
 
 
@@ -191,7 +191,7 @@ def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
     """Returns the parts of a run: the splits, or those of a fold that is held out.
 
     Raises:
-        tfrecord_io.ManifestError: if a split named in `fold_splits` is missing.
+        ManifestError: if a split named in `fold_splits` is missing.
         UserError: if there is nothing to train on, or a fold would be empty.
     """
     if folds.fold is None:
@@ -219,7 +219,7 @@ def divided(dataset: Dataset, folds: FoldOptions) -> Part:
     """Returns the examples that are divided into folds: of `fold_splits`, or of train and val.
 
     Raises:
-        tfrecord_io.ManifestError: if a split named in `fold_splits` is missing.
+        ManifestError: if a split named in `fold_splits` is missing.
         UserError: if the splits have no examples.
     """
     named = (folds.fold_splits or "train,val").split(",")

@@ -25,7 +25,7 @@ from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from pipelines import errors
 from pipelines.extras import codes
-from tfrecord_io import image_key
+from tfrecord_io.format.schema import image_key
 
 
 class Names:

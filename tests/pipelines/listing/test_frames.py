@@ -18,7 +18,8 @@ from pipelines.listing import frames
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
-from tfrecord_io import Manifest, image_key
+from tfrecord_io import Manifest
+from tfrecord_io.format.schema import image_key
 
 PATIENT, ISSUER = (0x0010, 0x0020, "LO"), (0x0010, 0x0021, "LO")
 SOP_CLASS, MODALITY = (0x0008, 0x0016, "UI"), (0x0008, 0x0060, "CS")

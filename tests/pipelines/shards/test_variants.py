@@ -6,8 +6,9 @@ from dataset_factory import pixels_of
 from image_files import jpeg, scan_tree, scans_of, write_zip
 
 from pipelines import errors
-from tfrecord_io import Manifest, image_key
+from tfrecord_io import Manifest
 from tfrecord_io.decoding import augment
+from tfrecord_io.format.schema import image_key
 
 
 def files():

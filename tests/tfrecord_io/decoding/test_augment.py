@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from image_files import grey_pixels
 
-from tfrecord_io import image_key
 from tfrecord_io.decoding import augment
+from tfrecord_io.format.schema import image_key
 
 SHAPE = (40, 56, 1)
 PICTURE = grey_pixels(3, 40, 56).tobytes()

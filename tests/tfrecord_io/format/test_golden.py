@@ -19,7 +19,8 @@ from dataset_factory import parsed_by_tensorflow, stored
 from PIL import Image
 
 from pipelines import build_tfrecords
-from tfrecord_io import Manifest, image_key
+from tfrecord_io import Manifest
+from tfrecord_io.format.schema import image_key
 
 SOURCE = ROOT / "tests" / "testdata" / "golden_source"
 GOLDEN = ROOT / "tests" / "testdata" / "golden_v1"

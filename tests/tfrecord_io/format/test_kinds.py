@@ -19,6 +19,7 @@ from tfrecord_io.format.kinds import (
     MULTI_LABEL,
     kind_in,
 )
+from tfrecord_io.format.schema import RecordLayout, image_key
 
 NAMES = ("mass", "fluid", "scar")
 
@@ -59,10 +60,8 @@ def test_splits_are_balanced_by_the_images_with_and_without_each_label():
     ],
 )
 def test_a_record_holds_the_values_of_a_label_and_no_others(kind, text, values, wrong, expected):
-    layout = tfrecord_io.RecordLayout(
-        image_shape=(2, 2, 1), num_classes=len(values), label_kind=kind
-    )
-    key = tfrecord_io.image_key("a")
+    layout = RecordLayout(image_shape=(2, 2, 1), num_classes=len(values), label_kind=kind)
+    key = image_key("a")
     (label,) = kind.vectors([text], NAMES)
     record = np.frombuffer(layout.encode_record(bytes(4), label, key), np.uint8)
     slot = layout.features["label"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfrecord_io import PixelStatistics
+from tfrecord_io.format.statistics import PixelStatistics
 
 
 def random_images(shape, seed=0):

@@ -13,9 +13,9 @@ from marked_images import groups_in, marked_data, regroup, write_marked_dataset
 
 import tfrecord_io
 from pipelines.planning import balance
-from tfrecord_io import PixelStatistics
 from tfrecord_io.format.groups import Groups
 from tfrecord_io.format.hashing import hash_names
+from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.terminal.errors import UserError
 from train.data.dataset import choose_parts, open_dataset, patient_folds
 from train.training.config import TrainConfig

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from marked_images import KERAS_ARRAY_WARNING
 
-from tfrecord_io import PixelStatistics
+from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.terminal.errors import UserError
 from train.kinds.classes import CLASSES
 from train.networks import models
