@@ -18,6 +18,7 @@ import itertools
 import os
 import pickle
 import threading
+import traceback
 import types
 from collections.abc import Iterator, Sequence
 
@@ -320,30 +321,34 @@ class _Loop:
         self.queue.close(cancel_pending_enqueues=True)
 
     def _run(self) -> None:
+        try:
+            with tf.device("CPU:0"):
+                self._fill()
+        except tf.errors.CancelledError as error:  # the queue is closed
+            # TensorFlow's errors refer to themselves. Without their variables the files are
+            # unmapped now, and not when Python looks for garbage.
+            traceback.clear_frames(error.__traceback__)
+
+    def _fill(self) -> None:
         first = self._first_step
         facts = [self._feed.number, first, self._feed.order.num_looks(first)]
-        end = [
-            [*facts[:2], 0],
-            *(
-                np.zeros([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype)
-                for spec in self._feed.specs[1:]
-            ),
-        ]
-        with tf.device("CPU:0"), contextlib.suppress(tf.errors.CancelledError):
-            try:
-                # The files are mapped when a loop starts, and unmapped when it ends.
-                batches: Batches = pickle.loads(self._feed.pickled)
-                for records, *part in batches.parts(first):
-                    is_mapped = records is batches.dataset.records
-                    blocks = self._shared(records) if is_mapped else records.blocks
-                    self.queue.enqueue(("", facts, blocks, *part))
-                self.queue.enqueue(("", *end))
-            except tf.errors.CancelledError:
-                raise
-            except BaseException as error:
-                if isinstance(error, ToldError):
-                    _raised.append(error)
-                self.queue.enqueue((f"{type(error).__name__}: {error}", *end))
+        shapes = [[size or 0 for size in spec.shape] for spec in self._feed.specs[1:]]
+        dtypes = [spec.dtype.as_numpy_dtype for spec in self._feed.specs[1:]]
+        end = [*facts[:2], 0], *map(np.zeros, shapes, dtypes)
+        try:
+            # The files are mapped when a loop starts, and unmapped when it ends.
+            batches: Batches = pickle.loads(self._feed.pickled)
+            for records, *part in batches.parts(first):
+                is_mapped = records is batches.dataset.records
+                blocks = self._shared(records) if is_mapped else records.blocks
+                self.queue.enqueue(("", facts, blocks, *part))
+            self.queue.enqueue(("", *end))
+        except tf.errors.CancelledError:
+            raise
+        except BaseException as error:
+            if isinstance(error, ToldError):
+                _raised.append(error)
+            self.queue.enqueue((f"{type(error).__name__}: {error}", *end))
 
     def _shared(self, records: Records) -> tf.Tensor:
         """Returns the blocks of records as a tensor of the same memory."""

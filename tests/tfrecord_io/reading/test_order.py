@@ -1,6 +1,7 @@
 """The order is a permutation, new in each epoch, and does not depend on who reads it."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 from hypothesis import given
@@ -22,11 +23,11 @@ def test_each_epoch_has_every_example_exactly_once(num_examples, seed, epoch):
 def test_the_order_of_a_seed_never_changes():
     order = BatchOrder(num_examples=10, batch_size=5, seed=1)
     expected = [[9, 1, 7, 3, 8], [6, 0, 5, 2, 4]]
-    assert [batch.tolist() for batch in order] == [batch.tolist() for batch in order] == expected
+    assert [batch.tolist() for batch in order] == expected
     large = BatchOrder(num_examples=5000, batch_size=5, seed=1)
     assert next(iter(large)).tolist() == [3597, 3005, 4665, 2419, 754]
     other = BatchOrder(num_examples=10, batch_size=5, seed=2)
-    assert [batch.tolist() for batch in order] != [batch.tolist() for batch in other]
+    assert [batch.tolist() for batch in other] != expected
 
 
 @given(
@@ -57,5 +58,25 @@ def test_a_later_start_gives_the_rest_of_the_same_batches_however_many_come_at_o
     order = BatchOrder(num_examples=num_examples, batch_size=3, seed=seed)
     start = min(start, len(order))
     every = [batch.tolist() for batch in order]
+    every += [batch.tolist() for batch in order]  # the next epoch
     parts = order.parts(start, most)
-    assert [batch.tolist() for examples, _ in parts for batch in examples] == every[start:]
+    rest = [batch.tolist() for examples, _ in parts for batch in examples]
+    assert rest == every[start : order.end_of_loop(start)]
+
+
+@given(num_examples=st.integers(1, 60), loops=st.integers(1, 3), seed=seeds)
+def test_each_loop_goes_on_with_the_next_epochs(num_examples, loops, seed):
+    order = BatchOrder(num_examples=num_examples, batch_size=7, seed=seed, epochs=2)
+    found = [np.concatenate(list(order)).tolist() for _ in range(loops)]
+    epochs = np.split(order.examples_at(np.arange(2 * loops * num_examples)), loops)
+    assert found == [epoch.tolist() for epoch in epochs]
+    later = dataclasses.replace(order, start_step=(loops - 1) * len(order))
+    assert np.concatenate(list(later)).tolist() == found[-1]
+
+
+def test_a_look_at_the_first_batches_does_not_count_as_a_loop():
+    order = BatchOrder(num_examples=100, batch_size=5, seed=1)
+    for num_taken, counts in ((1, False), (15, False), (16, True)):
+        before = next(iter(order)).tolist()
+        assert len(list(itertools.islice(order, num_taken))) == num_taken
+        assert (next(iter(order)).tolist() != before) == counts

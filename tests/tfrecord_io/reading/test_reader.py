@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 from builds import wait_until
 from dataset_factory import assert_same, parsed_by_tensorflow, write_dataset
 
 import tfrecord_io
-from tfrecord_io import Manifest, ManifestError, read_examples
+from tfrecord_io import BatchOrder, Manifest, ManifestError, MappedDataset, read_examples
 from tfrecord_io.format import schema
+from tfrecord_io.reading import mapped
 from tfrecord_io.reading.opening import open_split
-from tfrecord_io.reading.order import BatchOrder
+from tfrecord_io.terminal.errors import StoreError
 
 BOTH = ("train", "val")
 DEFAULTS = {"split": "train", "batch_size": 5, "seed": 7, "with_keys": True}
@@ -59,12 +61,13 @@ def test_batches_are_what_plain_tensorflow_parses_from_the_same_files(small_data
     ids=str,
 )
 def test_numpy_has_the_batches_of_tensorflow(small_dataset, options):
-    found = tfrecord_io.make_batches(small_dataset, **{**DEFAULTS, **options})
-    wanted = _batches(small_dataset, **options)
-    assert len(found) == len(wanted)
-    assert_same([batch[:2] for batch in found], [batch[:2] for batch in wanted])
-    for batch, expected in zip(found, wanted, strict=True):
-        assert [part.tolist() for part in batch[2:]] == [part.tolist() for part in expected[2:]]
+    batches = tfrecord_io.make_batches(small_dataset, **{**DEFAULTS, **options})
+    dataset = tfrecord_io.make_dataset(small_dataset, **{**DEFAULTS, **options})
+    for _ in range(3):
+        found, wanted = list(batches), list(dataset.as_numpy_iterator())
+        assert_same([batch[:2] for batch in found], [batch[:2] for batch in wanted])
+        for batch, expected in zip(found, wanted, strict=True):
+            assert [part.tolist() for part in batch[2:]] == [part.tolist() for part in expected[2:]]
 
 
 def test_the_last_batch_is_short_dropped_or_padded_with_weight_zero(small_dataset):
@@ -100,16 +103,40 @@ def test_a_shard_of_another_length_is_named_before_the_first_step(tmp_path, dama
         tfrecord_io.make_dataset(tmp_path, split="train", batch_size=2)
 
 
-def test_a_flipped_pixel_is_found_when_asked_for(tmp_path):
-    manifest = write_dataset(tmp_path)
+def test_no_flipped_bit_is_served(tmp_path):
+    manifest = write_dataset(tmp_path, num_shards=1)
     path = tmp_path / manifest.splits["train"].shards[0].name
-    data = bytearray(path.read_bytes())
-    data[manifest.layout.features[schema.IMAGE].offset] ^= 1
-    path.write_bytes(data)
+    content, stride = path.read_bytes(), manifest.layout.stride
+    generator = np.random.default_rng(3)
+    for _ in range(1000):
+        position, bit = int(generator.integers(len(content))), int(generator.integers(8))
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << bit
+        path.write_bytes(damaged)
+        mapped._checked.clear()  # as another process
+        with pytest.raises(StoreError, match=rf"{path.name}: record {position // stride} "):
+            list(tfrecord_io.make_batches(tmp_path, "train", 5))
+        assert list(tfrecord_io.make_batches(tmp_path, "train", 5, verify="none"))
+        mapped._checked.clear()
+
+
+@pytest.mark.parametrize("feature", [schema.IMAGE, schema.LABEL, schema.KEY])
+def test_each_reader_names_the_record_that_is_damaged(tmp_path, feature):
+    manifest = write_dataset(tmp_path)
+    path = tmp_path / manifest.splits["train"].shards[1].name
+    content = bytearray(path.read_bytes())
+    content[3 * manifest.layout.stride + manifest.layout.features[feature].offset] ^= 1
+    path.write_bytes(content)
     open_split(tmp_path, "train")  # sizes alone still fit
+    dataset = MappedDataset(tmp_path, "train")
+    named = rf"{path.name}: record 3 does not match its checksum"
+    with pytest.raises(StoreError, match=named):
+        dataset[range(23)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"StoreError: {named}"):
+        list(tfrecord_io.make_dataset(tmp_path, "train", 2))
     for verify in ("crc", "sha256"):
         with pytest.raises(ManifestError, match=path.name):
-            tfrecord_io.make_dataset(tmp_path, split="train", batch_size=2, verify=verify)
+            tfrecord_io.make_dataset(tmp_path, "train", 2, verify=verify)
 
 
 def test_two_splits_are_read_as_one_whose_second_follows_the_first(small_dataset):
