@@ -262,6 +262,9 @@ class _Feed:
             with tf.control_dependencies([_send(_BEGIN, number)]):
                 return tf.identity(number), tf.identity(queue)
 
+        def take(number: tf.Tensor, queue: tf.Tensor) -> tf.Tensor:
+            return tf.identity(queue)
+
         def end(number: tf.Tensor, queue: tf.Tensor) -> tf.Tensor:
             return _send(_END, number)
 
@@ -269,7 +272,7 @@ class _Feed:
         state = tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.resource)
         functions = {
             "init": tf.function(begin, autograph=False).get_concrete_function(),
-            "next": tf.function(lambda _, queue: tf.identity(queue)).get_concrete_function(*state),
+            "next": tf.function(take, autograph=False).get_concrete_function(*state),
             "finalize": tf.function(end, autograph=False).get_concrete_function(*state),
         }
         inputs = {f"{name}_func_other_args": f.captured_inputs for name, f in functions.items()}
