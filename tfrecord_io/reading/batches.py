@@ -150,8 +150,8 @@ def _only_reader() -> int:
         workers = [
             (job, i) for job in ("chief", "worker") for i in range(len(cluster.get(job, ())))
         ]
-        index = workers.index((this.get("type"), int(this.get("index", 0)))) if this else 0
-    except (ValueError, TypeError, AttributeError):
+        index = workers.index((str(this["type"]), int(this["index"]))) if this else 0
+    except (ValueError, TypeError, AttributeError, KeyError):
         return 1  # not a cluster that tf.distribute can read; or the evaluator, which is alone
     if len(workers) < 2:
         return 1
