@@ -115,6 +115,7 @@ def named(label, *numbers, split="train", sizes=((20, 28),)):
 
 
 SIZES = named("A", *range(8), sizes=[(40, 50)] * 6 + [(40, 120), (6, 7)])
+SIZES |= named("B", 20, sizes=[(40, 50)])
 MIXED = named("A", *range(9)) | named("B", 1, 2) | named("B", 20, 21, 22, split="test")
 MIXED["test/B/x.png"] = jpeg(99)
 MANY = {f"train/class_{n % 101}/{n}.png": jpeg(n, 8, 8) for n in range(303)}
@@ -123,12 +124,12 @@ MANY = {f"train/class_{n % 101}/{n}.png": jpeg(n, 8, 8) for n in range(303)}
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({f"{split}/A/{split}.png": jpeg(1) for split in ("train", "test")},
+        ({f"{split}/{name}/{split}.png": jpeg(1) for split in ("train", "test") for name in "AB"},
          {"no_patient": "title='No image names a patient'"}),
         (MANY, {"many_classes": "severity='warning', "}),
         (SIZES, {"size_outliers": "listed=({'width': 120, 'height': 40, 'images': 1}, "
                  "{'width': 7, 'height': 6, 'images': 1})",
-                 "enlarged": "count=1", "one_class": "severity='problem', "}),
+                 "enlarged": "count=1"}),
         # Where some patients are unknown, it is never "good" that none is in two splits.
         (MIXED, {"class_missing": "detail='A: this split", "patient_leak": "severity='note', ",
                  "class_shift": "title='test has a different mix of classes than train'"}),
@@ -146,8 +147,9 @@ def test_pictures_of_one_colour_are_reported_and_are_no_copies_of_each_other(bui
         f"{split}/CNV/CNV-{n}-1.png": encoded(np.full((80, 80), level, np.uint8))
         for n, (split, level) in enumerate([("train", 0), ("test", 10), ("train", 20), ("test", 0)])
     }
-    out = build(files, SIZE)
+    out = build(files, SIZE, "--layout=split/class")
     assert finding(out, "blank").count == 4
+    assert finding(out, "one_class").severity == "problem"
     assert finding(out, "near_duplicates") is None
     assert len({row["group"] for row in rows_of(out)}) == 4
 
