@@ -233,12 +233,11 @@ def check_near(examined: Examined) -> Iterator[Finding]:
             "or kept together."
         )
         yield warning("near_chains", title, detail, len(chains))
-    num_unchecked = twins.num_unchecked + twins.num_unchecked_within
-    if num_unchecked or not (twins.complete or chains):
+    if twins.num_unchecked or not (twins.complete or chains):
         title = "So many images look alike that not all pairs were compared"
-        detail = f"{num_unchecked:,} proposed pairs were left out, those within a split first"
+        detail = f"{twins.num_unchecked:,} proposed pairs were left out, those within a split first"
         detail += "." if twins.complete else "; and the search itself may have missed pairs."
-        yield warning("near_duplicates_unchecked", title, detail, num_unchecked)
+        yield warning("near_duplicates_unchecked", title, detail, twins.num_unchecked)
 
 
 def _near_not_looked_for(examined: Examined) -> Finding:

@@ -101,8 +101,7 @@ class Twins:
             splits or groups, or have different labels; the most similar first.
         min_similarity: smallest correlation of the fine detail of a pair in `near`; None if near
             duplicates were not looked for.
-        num_unchecked: proposed pairs across splits or labels that were too many to be compared.
-        num_unchecked_within: the others of these.
+        num_unchecked: proposed pairs that were too many to be compared.
         long_chains: numbers of pictures of the chains of pairs that are not believed.
         complete: False if the search may have missed pairs, or did not believe some.
     """
@@ -112,7 +111,6 @@ class Twins:
     near: tuple[NearPair, ...] = ()
     min_similarity: float | None = None
     num_unchecked: int = 0
-    num_unchecked_within: int = 0
     long_chains: tuple[int, ...] = ()
     complete: bool = True
 
@@ -192,7 +190,6 @@ def find_twins(examples: pa.Table, images: ImageReader, dataset: Manifest) -> Tw
     order = np.lexsort((distance[chosen], ~across[chosen]))
     # They are compared in order of their rows, so that the details of a scan are computed once.
     nearest = np.sort(chosen[order][:MAX_CHECKED])
-    num_unchecked = int(across.sum() - across[nearest].sum())
     near: list[NearPair] = []
     compare = _comparer(examples, images, dataset, first_rows[candidates if len(nearest) else []])
     for a, b in first_rows[np.stack([first, second], 1)[nearest]].tolist():
@@ -204,8 +201,7 @@ def find_twins(examples: pa.Table, images: ImageReader, dataset: Manifest) -> Tw
         is_blank=blank[groups],
         near=tuple(sorted(near, key=lambda pair: (-pair.similarity, pair.first, pair.second))),
         min_similarity=min_similarity(side),
-        num_unchecked=num_unchecked,
-        num_unchecked_within=len(chosen) - len(nearest) - num_unchecked,
+        num_unchecked=len(chosen) - len(nearest),
         complete=complete,
     ).believed(codes)
 

@@ -28,16 +28,13 @@ _MAX_CATEGORIES = 30
 _BRIGHTNESS_BINS = 8
 _NUM_RESAMPLES = 200
 
-# Limits of the tables of the page.
-_MAX_CLASSES = 24
-_MAX_VALUES = 8
+_MAX_CLASSES = 24  # of a chart
 
 _ON_SIDE_FACTS = (
     "Facts about an image other than what it shows, such as its original size or its JPEG "
     "quantization, the sum of a table: a larger one loses more detail. Where a fact is frequent in "
-    "one class and rare in another, a network can learn it instead of the disease. Percentages are "
-    "shares of the class, and a stronger shade is a larger share. A simple model predicts the "
-    "class from them; a stronger one may predict more."
+    "one class and rare in another, a network can learn it instead of the disease. A simple model "
+    "predicts the class from them; a stronger one may predict more."
 )
 
 # Largest probability that a fact listed as one class's is so by chance, over all its values.
@@ -305,34 +302,9 @@ def _interval(
 
 
 def section(dataset: Manifest, measures: Mapping[str, Any], examples: pa.Table) -> page.Section:
-    """Returns of each fact about the files the number and share of the images of each class.
-
-    The rarest values of a fact are shown as one.
-    """
-    boxes: list[Any] = side_facts_of_classes(measures.get("shortcuts"))
-    boxes += brightness(dataset, examples)
-    notes = [_ON_SIDE_FACTS]
-    files: Facts = {}
-    if dataset.num_classes <= _MAX_CLASSES:
-        files = facts_of_files(shapes.with_padding(dataset, examples))
-        del files["mean brightness"]  # it has a chart of its own
-    has = dataset.label_kind.has(examples["label"].to_pylist(), dataset.label_names)
-    totals = np.maximum(has.sum(0), 1)
-    for name, (codes, texts) in files.items():
-        numbers, title = np.minimum(codes, _MAX_VALUES), name[:1].upper() + name[1:]
-        rows: list[list[Any]] = []
-        for number, text in enumerate([*texts[:_MAX_VALUES], "others"]):
-            if (chosen := numbers == number).any():
-                counts = has[chosen].sum(0)
-                cells = zip(counts.tolist(), (counts / totals).tolist(), strict=True)
-                rows.append([text, *(page.Cell.heat(*each, is_right=True) for each in cells)])
-        if len(rows) == 1:
-            notes.append(f"{title}: {rows[0][0]}, all images.")
-        elif rows:
-            columns = ["value", *dataset.label_names]
-            table = page.Table(f"{title} by class", columns, rows, title, "matrix")
-            boxes.append(page.Box([table]))
-    blocks = [*notes, page.Box(boxes, "grid")]
+    """Returns how well facts about the files predict the class, and how bright each class is."""
+    boxes = side_facts_of_classes(measures.get("shortcuts")) + brightness(dataset, examples)
+    blocks = [_ON_SIDE_FACTS, page.Box(boxes, "grid")]
     return page.Section("side-facts", "Facts about the files", blocks)
 
 
