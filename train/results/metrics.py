@@ -5,8 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,11 +31,8 @@ FEW_BEHIND = 10
 #: one core.
 MAX_AREA_COST = 6_000_000_000
 
-#: Most values of a column that are measured by themselves; of more, those with the most images.
+#: Most values of a column that are measured by themselves.
 MAX_VALUES = 50
-
-# A column of numbers with more different ones than this is divided at its quartiles.
-_MAX_NUMBERS = 12
 
 # The subgroup of which the value is not known.
 _UNKNOWN = "unknown"
@@ -79,16 +74,18 @@ def measure(
         results["prevalence"] = dict(prevalences)
     by = {}
     for column in predictions.dataset.measured:
-        values = [_value(value) for value in predictions.values(column)]
+        values = predictions.values(column)
         # Of sites, only those of whole datasets unless they are asked for.
-        if column in options.columns or None not in values:
-            parts = subgroups(values)
-            by[column] = {name: of_subgroup(rows) for name, rows in parts.items()}
-            if sum(map(len, parts.values())) < len(values):
-                results["notes"].append(
-                    f"only the {MAX_VALUES} most frequent values of {printable(column)} are "
-                    "measured by themselves"
-                )
+        if column not in options.columns and None in values:
+            continue
+        parts = subgroups(values)
+        if len(parts) > MAX_VALUES:
+            results["notes"].append(
+                f"{printable(column)} has {len(parts):,} values, more than the {MAX_VALUES} that "
+                "are measured by themselves; give a column of groups"
+            )
+            continue
+        by[column] = {name: of_subgroup(rows) for name, rows in parts.items()}
     if SITE in by:
         results["sites"] = by.pop(SITE)
     return results | ({"by": by} if by else {})
@@ -117,36 +114,16 @@ def _by_patient(predictions: Predictions, num_samples: int, seed: int) -> dict[s
     return with_intervals(rates, groups, {}, seed=seed, **counts)
 
 
-def _value(value: Any) -> str | float | None:
-    """Returns a number as it is, and all else as a text; None where it is unknown."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return None
-    return value if isinstance(value, int | float) else str(value)
-
-
 def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Returns the places of the examples of each subgroup, by its name, in the order of the values.
+    """Returns the places of the examples of each value of a column, by its text, in their order.
 
-    The values are of a column, one for each example; None where unknown. Many different numbers
-    become four ranges between their quartiles.
+    The examples whose value is None are the last, as `unknown`.
     """
-    known_values = sorted(value for value in values if value is not None)
-    names = {value: str(value) for value in known_values}
-    if len(names) > _MAX_NUMBERS and all(isinstance(value, int | float) for value in names):
-        # Quartiles that are among the numbers, so that the name of a range has no more digits.
-        quartiles = np.unique(np.quantile(known_values, (0.25, 0.5, 0.75), method="lower"))
-        ends = [known_values[0], *quartiles.tolist(), known_values[-1]]
-        ranges = [
-            f"{'above ' if place else ''}{low} to {high}"
-            for place, (low, high) in enumerate(itertools.pairwise(ends))
-        ]
-        names = {value: ranges[np.searchsorted(quartiles, value)] for value in names}
-    rows = {name: [] for name in (*names.values(), _UNKNOWN)}
+    order = sorted({value for value in values if value is not None})
+    rows = {str(value): [] for value in order} | {_UNKNOWN: []}
     for row, value in enumerate(values):
-        rows[names.get(value, _UNKNOWN)].append(row)
-    largest = sorted(names.values(), key=lambda name: -len(rows[name]))
-    kept = {*list(dict.fromkeys(largest))[:MAX_VALUES], _UNKNOWN}
-    return {name: np.array(places) for name, places in rows.items() if places and name in kept}
+        rows[_UNKNOWN if value is None else str(value)].append(row)
+    return {name: np.array(places) for name, places in rows.items() if places}
 
 
 def evaluate_predictions(predictions: Predictions, num_samples: int, seed: int) -> dict[str, Any]:

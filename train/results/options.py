@@ -32,7 +32,7 @@ class MeasureOptions:
     )
     by: str = flag(
         "",
-        "columns of examples.parquet, such as device,age: the measures of each value alone",
+        "columns of examples.parquet, such as device,sex: the measures of each value alone",
         metavar="COLUMN",
         is_operational=True,
     )

@@ -219,44 +219,23 @@ def test_by_patient_each_patient_counts_once_whatever_its_number_of_images():
 # ---- subgroups
 
 
-def subgroups(values):
-    return {name: places.tolist() for name, places in measures.subgroups(values).items()}
+def test_each_value_is_a_subgroup_and_so_is_what_is_not_known():
+    for values, expected in (
+        (["b", None, "a", "b"], {"a": [2], "b": [0, 3], "unknown": [1]}),
+        (["unknown", None], {"unknown": [0, 1]}),
+        ([10, 9, 10, 2], {"2": [3], "9": [1], "10": [0, 2]}),
+        ([True, False, True], {"False": [1], "True": [0, 2]}),
+    ):
+        found = measures.subgroups(values)
+        assert {name: places.tolist() for name, places in found.items()} == expected
+        assert list(found) == list(expected)
 
 
-def test_each_text_is_a_subgroup_and_so_is_what_is_not_known():
-    found = subgroups(["b", None, "a", "b"])
-    assert [*found.items()] == [("a", [2]), ("b", [0, 3]), ("unknown", [1])]
-    assert subgroups(["unknown", None]) == {"unknown": [0, 1]}
-    # Few numbers stand in their order.
-    assert list(subgroups([10, 9, 10, 2])) == ["2", "9", "10"]
-    assert subgroups([True, False, True]) == {"False": [1], "True": [0, 2]}
-
-
-def test_many_numbers_become_ranges_between_their_quartiles():
-    ages = [*range(21, 101), None]
-    found = measures.subgroups(ages)
-    ranges = "21 to 40", "above 40 to 60", "above 60 to 80", "above 80 to 100", "unknown"
-    assert {name: len(places) for name, places in found.items()} == dict(
-        zip(ranges, (20, 20, 20, 20, 1), strict=True)
-    )
-    assert [ages[place] for place in found["above 40 to 60"]] == list(range(41, 61))
-
-
-def test_every_image_is_in_one_range_whatever_the_numbers():
-    near = [[start + number / 100 for number in range(100)] for start in (2001.0, 123_456.0)]
-    for values in ([0.0] * 50 + list(np.arange(1.0, 51.0)), *near):
-        found = subgroups(values)
-        assert sorted(place for places in found.values() for place in places) == list(range(100))
-        assert all(found.values())
-    assert [len(places) for places in found.values()] == [25] * 4  # names of their own
-
-
-def test_of_very_many_values_the_largest_are_kept_and_this_is_noted():
-    values = [f"site {number:02}" for number in range(measures.MAX_VALUES + 5)] * 2 + ["site 54"]
+def test_a_column_of_very_many_values_is_not_measured_by_value_and_this_is_noted():
+    values = [f"site {number:02}" for number in range(measures.MAX_VALUES + 5)]
     dataset = dataclasses.replace(dataset_of(len(values), site=values), measured=("site",))
     labels = np.zeros(len(values), int)
     answers = predictions_of(certain(labels), labels, dataset=dataset)
     found = measures.measure(answers, MeasureOptions(bootstrap_samples=0), 0)
-    assert len(found["sites"]) == measures.MAX_VALUES
-    assert "site 54" in found["sites"]
-    assert "only the 50 most frequent values of site are measured by themselves" in found["notes"]
+    assert "sites" not in found
+    assert any(note.startswith("site has 55 values") for note in found["notes"])
