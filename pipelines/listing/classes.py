@@ -175,7 +175,7 @@ def _layout_of(images: Images, options: ListingOptions) -> Iterator[tuple[str, s
     if options.label_regex:
         columns["class in names"] = "class"
     if "patient" not in columns and images.table["patient"].null_count < images.table.num_rows:
-        columns["patient in tags" if images.frames else "patient in names"] = "patient"
+        columns["patient in tags" if images.has_dicom else "patient in names"] = "patient"
     for role, column in columns.items():
         name = "label" if column == "class" else column
         counts = counts_of(images.table[name].drop_null()) if name != "*" else {}

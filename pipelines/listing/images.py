@@ -97,10 +97,9 @@ class Images:
     Attributes:
         table: a table of `REF_SCHEMA` and other columns, sorted by path.
         ledger: all other files.
-        layout: the role of each level of folders, and its names, see `roles.table`.
+        layout: the role of each level of folders, and its names, see `classes.with_classes`.
         label_names: the names of the labels, in the order of their indices.
         reject_patients: the patients of rejects, by path, where a table names them.
-        frames: number of images that are frames of DICOM or TIFF files, by format.
         split_seed: the seed that made the splits, once they are made.
         source: the source's entry in the manifest.
         identity: what decided the labels and the patients, by flag.
@@ -111,10 +110,14 @@ class Images:
     layout: tuple[tuple[str, str], ...] = ()
     label_names: tuple[str, ...] = ()
     reject_patients: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    frames: Mapping[str, int] = dataclasses.field(default_factory=dict)
     split_seed: int | None = None
     source: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def has_dicom(self) -> bool:
+        """Whether some images are frames of DICOM files."""
+        return self.table["frame"].null_count < self.table.num_rows
 
     def then(
         self, table: pa.Table | None = None, found: Ledger | None = None, **facts: Any

@@ -11,12 +11,11 @@ and 1 take the place of `label`. All other columns go on to examples.parquet.
 
 from __future__ import annotations
 
-import collections
 import csv
 import dataclasses
 import io
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +26,7 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from pipelines.listing.options import OPTIONAL, ListingOptions
 from pipelines.listing.refs import OTHER
-from tfrecord_io.format.examples import OWN
+from tfrecord_io.format.examples import OWN, SITE
 from tfrecord_io.format.kinds import CLASSES, NONE, SEPARATOR
 from tfrecord_io.format.person import column_in_one_form
 from tfrecord_io.format.schema import SPLITS
@@ -43,8 +42,7 @@ _NO_VALUE = pa.array((
     "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!",
 ))  # fmt: skip
 
-# Texts of a column that becomes numbers: no leading zeros, which a code such as 007 has, and no
-# exponents, which a code such as 1E5 may be.
+# Texts of a column that becomes numbers: not a code such as 007 or 1E5.
 _NUMBERS = (
     (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
     (r"^(0|-?[1-9][0-9]{0,8}|-?(0|[1-9][0-9]{0,8})\.[0-9]{1,6})$", pa.float64()),
@@ -81,47 +79,68 @@ def read_table(options: ListingOptions) -> LabelTable | None:
     Raises:
         errors.UserError: if it cannot be read, a column is missing, or a cell cannot be.
     """
-    source, file, notes = options.rows, options.labels, list[str]()
+    file, arrays, notes = options.labels, options.rows, list[str]()
     if file:
-        raw = read_columns(file, "--labels")
-    elif source:
-        raw = {name: _plain(name, column) for name, column in source.columns(notes).items()}
+        columns = read_columns(file, "--labels")
+    elif arrays:
+        columns = {name: _plain(name, cells) for name, cells in arrays.columns(notes).items()}
     else:
         return None
-    name = (file or source.path).name if file or source else ""
+    name = file.name if file else arrays.path.name if arrays else ""
     try:
-        columns, displaced = _renamed(raw, options.columns or {})
-        if absent := [n for n in ("path", *options.cell_columns) if n not in columns]:
-            raise ValueError(_absent(absent, [*raw]))
-        order = () if file else _numeric_order(columns[options.cell_columns[0]])
-        used = {"path", *options.cell_columns, *OPTIONAL}
-        texts = {n: _as_text(n, column) for n, column in columns.items() if n in used}
-        label = _labels(texts, options)
-        split = {"split": _splits(texts["split"])} if "split" in texts else {}
-        if "site" in texts and texts["site"].null_count:
-            row = texts["site"].to_pylist().index(None) + 1
-            raise ValueError(f"row {row:,} has no site, which is part of the patient; write one")
+        rows, order = _rows(columns, options, notes)
     except ValueError as error:
         raise errors.UserError(f"--labels {file or name}: {error}") from None
+    return LabelTable(name=name, rows=rows, label_names=order, notes=tuple(notes))
+
+
+def _rows(
+    columns: Columns, options: ListingOptions, notes: list[str]
+) -> tuple[pa.Table, tuple[str, ...]]:
+    """Returns what `LabelTable.rows` and `label_names` are; a ValueError says what is wrong."""
+    renamed, shown = options.columns or {}, f"the columns {', '.join([*columns][:30])}"
+    if absent := [name for name in renamed.values() if name not in columns]:
+        raise ValueError(f"--columns names {', '.join(absent)}, but it has {shown}")
+    kept = {name: cells for name, cells in columns.items() if name not in renamed.values()}
+    chosen = kept | {name: columns[column] for name, column in renamed.items()}
+    if absent := [name for name in ("path", *options.cell_columns) if name not in chosen]:
+        # A file without a header, or divided by blanks.
+        undivided = "; no comma, semicolon or tab divides its first row" * (len(columns) < 2)
+        several = "; or --label_columns A,B,... for columns of 0 and 1" * (absent == ["label"])
+        raise ValueError(
+            f"it has {shown}{undivided}, and needs {' and '.join(absent)}; name yours with "
+            f"--columns {','.join(f'{name}=COLUMN' for name in absent)}{several}"
+        )
+    used = {"path", *options.cell_columns, *OPTIONAL}
+    texts = {name: _as_text(name, cells) for name, cells in chosen.items() if name in used}
     path = pc.replace_substring(pc.fill_null(texts["path"], ""), "\\", "/")
-    rows = {"path": pc.replace_substring_regex(path, r"^(\./)*/*", ""), "label": label, **split}
-    rows |= {n: texts[n] for n in ("patient",) if n in texts}
-    rows |= {f"{OTHER}{n}": texts[n] for n in ("site",) if n in texts}
-    others = {n: column for n, column in columns.items() if n not in used}
-    if left_out := sorted(displaced | (others.keys() & {*OWN})):
+    rows = {"path": pc.replace_substring_regex(path, r"^(\./)*/*", "")}
+    rows["label"] = _labels(texts, options)
+    if "patient" in texts:
+        rows["patient"] = texts["patient"]
+    if "split" in texts:
+        rows["split"] = _splits(texts["split"])
+    if SITE in texts:
+        rows[f"{OTHER}{SITE}"] = texts[SITE]
+        if texts[SITE].null_count:
+            row = texts[SITE].to_pylist().index(None) + 1
+            raise ValueError(f"row {row:,} has no site, which is part of the patient; write one")
+    others = {name: cells for name, cells in chosen.items() if name not in used}
+    if left_out := sorted((kept.keys() & renamed.keys()) | (others.keys() & {*OWN})):
         notes.append(
             f"left out the column {', '.join(left_out)} of the table of --labels, whose name the "
             "dataset uses; rename it to keep it"
         )
-    if file and file.suffix.lower() != ".parquet":
-        others = {n: _as_numbers(column) for n, column in others.items()}
-    rows |= {f"{OTHER}{n}": column for n, column in others.items() if n not in OWN}
-    return LabelTable(
-        name=name,
-        rows=pa.table(rows),
-        label_names=options.label_columns or order,
-        notes=tuple(notes),
-    )
+    has_texts = options.labels and options.labels.suffix.lower() != ".parquet"
+    for name, cells in others.items():
+        if name not in OWN:
+            rows[f"{OTHER}{name}"] = _as_numbers(cells) if has_texts else cells
+    order: tuple[str, ...] = options.label_columns
+    if not options.labels and pa.types.is_integer(
+        (of_class := chosen[options.cell_columns[0]]).type
+    ):
+        order = order or tuple(map(str, sorted(of_class.drop_null().unique().to_pylist())))
+    return pa.table(rows), order
 
 
 def read_texts(file: Path, flag: str, names: Collection[str]) -> dict[str, list[str | None]]:
@@ -148,22 +167,17 @@ def read_columns(file: Path, flag: str) -> Columns:
         if file.suffix.lower() not in read:
             raise ValueError("save it as such a table")
         table = read[file.suffix.lower()](file)
-        named = [(one_form(name).strip(), column) for name, column in zip(
-            table.column_names, table.columns, strict=True)]  # fmt: skip
-        columns = {name: _plain(name, column) for name, column in named if name}
+        names = [one_form(name).strip() for name in table.column_names]
+        if repeated := {name for name in names if name and names.count(name) > 1}:
+            raise ValueError(f"it has the column {', '.join(sorted(repeated))} more than once")
+        pairs = zip(names, table.columns, strict=True)
+        return {name: _plain(name, cells) for name, cells in pairs if name}
     except ModuleNotFoundError:
         raise errors.UserError(
             f"{flag} {file}: Excel needs pandas and openpyxl; pip install pandas openpyxl"
         ) from None
     except Exception as error:  # for damaged bytes, readers raise almost anything
         raise errors.UserError(f"{flag} {file} could not be read: {error}; {expected}") from None
-    counts = collections.Counter(name for name, _ in named if name)
-    if repeated := sorted(name for name, count in counts.items() if count > 1):
-        raise errors.UserError(
-            f"{flag} {file} has the column {', '.join(repeated)} more than once; rename it, or "
-            "leave it out"
-        )
-    return columns
 
 
 def _read_csv(file: Path) -> pa.Table:
@@ -183,10 +197,10 @@ def _read_excel(file: Path) -> pa.Table:
     import pandas as pd
 
     sheet = pd.read_excel(file, dtype=str).dropna(how="all")
-    names = ["" if re.fullmatch(r"Unnamed: \d+", str(name)) else str(name) for name in sheet]
-    columns = [pa.array(sheet.iloc[:, place], pa.string(), from_pandas=True)
-               for place in range(len(names))]  # fmt: skip
-    return pa.table(columns, names=names)
+    # pandas gives a name to a column without one.
+    names = ["" if str(name).startswith("Unnamed: ") else str(name) for name in sheet]
+    cells = [pa.array(column, pa.string(), from_pandas=True) for _, column in sheet.items()]
+    return pa.table(cells, names=names)
 
 
 def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -200,24 +214,16 @@ def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         texts = column.cast(kind).cast(pa.string())
     except pa.ArrowException:
-        raise ValueError(
-            f"the column {name} is of the type {kind}; store it as text or numbers"
-        ) from None
-    texts = pc.utf8_trim_whitespace(
-        pa.chunked_array(map(column_in_one_form, texts.chunks), texts.type)
-    )
-    if name != "path":
-        texts = pc.if_else(pc.is_in(texts, _NO_VALUE), None, texts)
-    return texts
+        raise ValueError(f"the column {name} is {kind}; store it as text or numbers") from None
+    forms = map(column_in_one_form, texts.chunks)
+    texts = pc.utf8_trim_whitespace(pa.chunked_array(forms, texts.type))
+    return texts if name == "path" else pc.if_else(pc.is_in(texts, _NO_VALUE), None, texts)
 
 
 def _as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns a column of texts as numbers if all that are not null are; else as it is."""
-    for pattern, kind in _NUMBERS:
-        if (
-            column.null_count < len(column)
-            and pc.all(pc.match_substring_regex(column, pattern)).as_py()
-        ):
+    for pattern, kind in _NUMBERS if column.null_count < len(column) else ():
+        if pc.all(pc.match_substring_regex(column, pattern)).as_py():
             return column.cast(kind)
     return column
 
@@ -231,36 +237,6 @@ def _as_text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     if name == "path" or not pc.all(is_whole).as_py():
         return column
     return pc.replace_substring_regex(column, r"^-?(0)(\.0)?$|\.0$", r"\1")
-
-
-def _renamed(columns: Columns, renamed: Mapping[str, str]) -> tuple[Columns, set[str]]:
-    """Returns the columns with the names of `--columns`, and the names that these displace."""
-    if absent := [wanted for wanted in renamed.values() if wanted not in columns]:
-        raise ValueError(f"--columns names {', '.join(absent)}, but it has {_shown(columns)}")
-    kept = {name: column for name, column in columns.items() if name not in renamed.values()}
-    by_name = {name: columns[wanted] for name, wanted in renamed.items()}
-    return kept | by_name, kept.keys() & by_name.keys()
-
-
-def _shown(names: Collection[str]) -> str:
-    return f"the columns {', '.join([*names][:30])}{', ...' if len(names) > 30 else ''}"
-
-
-def _absent(absent: Sequence[str], names: Sequence[str]) -> str:
-    """Returns why a table without these columns cannot be used, and what to type."""
-    # A file without a header, or divided by blanks.
-    undivided = "; no comma, semicolon or tab divides its first row" if len(names) < 2 else ""
-    flag = f"--columns {','.join(f'{name}=COLUMN' for name in absent)}"
-    several = "; or --label_columns A,B,... for columns of 0 and 1" if absent == ["label"] else ""
-    return (
-        f"it has {_shown(names)}{undivided}, and needs {' and '.join(absent)}; name yours with "
-        f"{flag}{several}"
-    )
-
-
-def _numeric_order(column: pa.ChunkedArray) -> tuple[str, ...]:
-    is_number = pa.types.is_integer(column.type)
-    return tuple(map(str, sorted(column.drop_null().unique().to_pylist()))) if is_number else ()
 
 
 def _labels(texts: Columns, options: ListingOptions) -> pa.ChunkedArray:

@@ -42,10 +42,10 @@ def make_draft(
         errors.UserError: if there are DICOM files, and one of their codecs is not installed; or a
             window and no DICOM files.
     """
-    if pixels.window and "DICOM" not in images.frames:
+    if pixels.window and not images.has_dicom:
         raise errors.UserError("--window is for DICOM, and no image of this input is; leave it out")
     try:
-        decoder = preprocess.decoder_versions(with_dicom="DICOM" in images.frames)
+        decoder = preprocess.decoder_versions(with_dicom=images.has_dicom)
     except ModuleNotFoundError as error:
         raise errors.UserError(str(error)) from None
     name = name or name_of(images.source)
