@@ -176,14 +176,14 @@ def clear_errors(runner: PipelineRunner) -> Iterator[None]:
         chain: list[BaseException] = [error]
         while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
             chain.append(cause)
-        if any(isinstance(each, KeyboardInterrupt) for each in chain):
+        if any(isinstance(link, KeyboardInterrupt) for link in chain):
             raise KeyboardInterrupt from None  # Beam turns it into a RuntimeError
-        told = [each for each in chain if isinstance(each, errors.ToldError)]
-        message = str(told[0]) if told else None
+        known = [link for link in chain if isinstance(link, errors.ToldError)]
+        message = str(known[0]) if known else None
         # Beam raises a copy of a worker's error, whose message ends with the name of the step.
-        if len(told) > 1 and told[0].__cause__ is None and type(told[0]) is type(told[1]):
-            original = str(told[1])
-            message = original if str(told[0]).startswith(original) else message
+        if len(known) > 1 and known[0].__cause__ is None and type(known[0]) is type(known[1]):
+            original = str(known[1])
+            message = original if str(known[0]).startswith(original) else message
         if message is None:
             if isinstance(runner, FnApiRunner):
                 raise

@@ -151,7 +151,7 @@ def _findings(audit: Audit, images: ImageReader) -> list[page.Details]:
     for finding in audit.findings:
         listed, cases, more = finding.listed, None, ""
         if listed and isinstance(listed[0].get("first"), Mapping):
-            pairs = [_pair(each, images) for each in listed[:_MAX_PAIRS]]
+            pairs = [_pair(pair, images) for pair in listed[:_MAX_PAIRS]]
             cases = page.Box(pairs, "figures")
             if finding.count > len(pairs):
                 more = f"The first {len(pairs)} of {finding.count:,} pairs are shown."
@@ -174,18 +174,18 @@ def _pair(pair: Mapping[str, Any], images: ImageReader) -> page.Figure:
     sides = []
     for side in (pair["first"], pair["second"]):
         split, label, path = (side[name] for name in ("split", "label", "path"))
-        told = page.markup("<strong>{}, {}</strong><br>{}", split, label, path)
+        text = page.markup("<strong>{}, {}</strong><br>{}", split, label, path)
         url = data_url(images.read(side["shard"], side["row"]), _PICTURE_SIDE)
-        sides.append((url, f"{label} in {split}: {path}", told))
+        sides.append((url, f"{label} in {split}: {path}", text))
     return page.Figure(sides, f"Fine detail correlates by {pair['similarity']:.3f}")
 
 
 def _pictures(dataset: Manifest, examples: pa.Table, images: ImageReader) -> list[Any]:
     """Returns pictures of each class, and with codes for names those in which to look for text."""
     kind, num_more = dataset.label_kind, dataset.num_classes - _MAX_CLASSES
-    told = f"Some stored images of each {kind.noun}, taken at even intervals; a click enlarges one."
-    told += f" {num_more:,} more {kind.plural} are not shown." if num_more > 0 else ""
-    blocks = [told, page.Box(_contact_sheets(dataset, examples, images), "grid")]
+    text = f"Some stored images of each {kind.noun}, taken at even intervals; a click enlarges one."
+    text += f" {num_more:,} more {kind.plural} are not shown." if num_more > 0 else ""
+    blocks = [text, page.Box(_contact_sheets(dataset, examples, images), "grid")]
     if dataset.has_codes:
         shown = page.Pictures(_one_of_each_kind(examples, images))
         blocks += [page.Heading("Text in the pictures"), _ON_TEXT, shown]
@@ -198,7 +198,7 @@ def _files(
     """Returns what became of the files of the source, with the first of those left out."""
     files = f"{dataset.counts.get('files', 0):,} files in the source"
     boxes = [page.Box([page.Table(files, (), dataset.ledger, files)])]
-    refused = [(each.source_path, each.reason, each.detail) for each in rejects[:_MAX_FILES]]
+    refused = [(file.source_path, file.reason, file.detail) for file in rejects[:_MAX_FILES]]
     for title, found, total, file in (
         ("Rejected images", refused, len(rejects), "rejects.csv"),
         ("Images left out of a split", dropped[:_MAX_FILES], len(dropped), "dropped.csv"),
@@ -222,17 +222,19 @@ def _provenance(dataset: Manifest) -> list[Any]:
         "Versions": dataset.versions,
         "Options of the command": {**dataset.options, "image_size": size},
     }
-    return [_ON_PROVENANCE, page.Box([page.Facts(*each) for each in facts.items()], "masonry")]
+    return [_ON_PROVENANCE, page.Box([page.Facts(*fact) for fact in facts.items()], "masonry")]
 
 
 def _contact_sheets(dataset: Manifest, examples: pa.Table, images: ImageReader) -> list[page.Box]:
     """Returns some pictures of each class, evenly spread over the dataset."""
     has = dataset.label_kind.has(examples["label"].to_pylist(), dataset.label_names)
-    each = min(max(_MAX_PICTURES // max(min(dataset.num_classes, _MAX_CLASSES), 1), 2), 12)
+    num_shown = min(max(_MAX_PICTURES // max(min(dataset.num_classes, _MAX_CLASSES), 1), 2), 12)
     table, sheets = examples.select(["split", "shard", "row", "path"]), []
     for index, label in enumerate(dataset.label_names[:_MAX_CLASSES]):
         rows = np.flatnonzero(has[:, index])
-        chosen = rows[np.unique(np.linspace(0, len(rows) - 1, min(each, len(rows))).astype(int))]
+        chosen = rows[
+            np.unique(np.linspace(0, len(rows) - 1, min(num_shown, len(rows))).astype(int))
+        ]
         pictures = []
         for row in table.take(chosen).to_pylist():
             picture = data_url(images.read(row["shard"], row["row"]), _PICTURE_SIDE)

@@ -87,8 +87,8 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
         print(f"{count:>9,} {what}")
     if dataset.rejects:
         print(f"the rejected files are in {output}/{REJECTS_FILE_NAME}")
-    if told := shapes.describe(dataset):
-        print(told)
+    if shape := shapes.describe(dataset):
+        print(shape)
     pixels = Preprocessing.from_dict(dataset.preprocessing)
     resizer = resize.resizer(pixels.resize)
     num_images = dataset.counts["examples"] + dataset.counts["rejects"] - num_finished_before

@@ -110,8 +110,8 @@ class WriteBehind:
         """Waits until every file is finished; raises the error of one that could not be."""
         unfinished, self._unfinished = self._unfinished, []
         futures.wait(unfinished)
-        for each in unfinished:
-            each.result()
+        for future in unfinished:
+            future.result()
 
     def close(self) -> None:
         """Waits for the thread to finish its files, and ends it."""
@@ -121,8 +121,8 @@ class WriteBehind:
 def _finish(block: contextlib.ExitStack, earlier: list[futures.Future[None]]) -> None:
     """Ends the block of a file, with the error of an earlier file if that failed."""
     with block:
-        for each in earlier:
-            each.result()
+        for future in earlier:
+            future.result()
 
 
 class TaskWriter(contextlib.ExitStack):

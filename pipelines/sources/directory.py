@@ -121,10 +121,10 @@ def _member(name: str, path: str) -> Member:
         status = os.stat(path)  # noqa: PTH116 - ten million of them; follows links to files
     except OSError as error:
         if error.errno in _BROKEN_LINK:
-            told = error.strerror
+            reason = error.strerror
             if isinstance(error, FileNotFoundError):
-                told = "a link to a file that is not there; datalad get fetches those of git-annex"
-            return Member(name, 0, problem=("unreadable_member", told))
+                reason = "a link to a file that is not there; datalad get fetches git-annex's"
+            return Member(name, 0, problem=("unreadable_member", reason))
         if error.errno in _NOT_PERMITTED:
             return Member(name, 0, problem=(NOT_PERMITTED, "permission denied"))
         with errors.clear_read_errors(path):

@@ -337,10 +337,10 @@ def _plan_tree(num_examples: int, seed: int) -> list[_Task]:
                 shown.append(later[rng.integers(len(later))])
             # With gaps, because the real archive holds only some scans of each volume.
             indices = iter(rng.integers(1, 26, 24).cumsum().tolist())
-            for each in shown:
+            for name in shown:
                 # From 1 to 12 images, mostly few; more with disease than without.
-                wanted = 1 + int(11 * rng.random() ** (3.0 if each == "NORMAL" else 1.6))
-                for _ in range(min(sizes[split, each], wanted)):
-                    tasks.append(_Task(split, each, patient, next(indices)))
-                    sizes[split, each] -= 1
+                wanted = 1 + int(11 * rng.random() ** (3.0 if name == "NORMAL" else 1.6))
+                for _ in range(min(sizes[split, name], wanted)):
+                    tasks.append(_Task(split, name, patient, next(indices)))
+                    sizes[split, name] -= 1
     return tasks

@@ -72,9 +72,3 @@ def list_modules(source: OddSource, member: Member) -> None:
     """Notes what the process has imported."""
     packages = {name.split(".")[0] for name in sys.modules}
     (source.notes / "modules").write_text(" ".join(sorted(packages)))
-
-
-def list_paths(source: OddSource, member: Member) -> None:
-    """Notes the images in the order in which they are read."""
-    with (source.notes / "paths").open("a") as file:
-        file.write(f"{member.name}\n")

@@ -1,6 +1,5 @@
 """Images in a zip: what is read, what is refused, and what is left out."""
 
-import io
 import itertools
 import re
 import shlex
@@ -112,15 +111,6 @@ def zip_of(kind, files, path):
                 with archive.open(name, "w", force_zip64=kind == "zip64") as member:
                     member.write(content)
     return path
-
-
-def with_index(data, change):
-    """Returns a zip after a function has changed the list of the members in its index."""
-    file = io.BytesIO(data)
-    with zipfile.ZipFile(file, "a") as archive:
-        change(archive.filelist)
-        archive.comment = archive.comment  # so that closing writes the index
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("kind", ["streamed", "zip64"])
