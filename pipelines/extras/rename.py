@@ -26,7 +26,6 @@ class Options:
         parse=lambda text: in_one_form(pairs(text, str.rpartition)),
         expected="OLD=NEW,... such as cnv=CNV,DRUSEN=AMD",
         metavar="OLD=NEW,...",
-        adds_up=True,
     )
 
 

@@ -140,7 +140,7 @@ def _run(checks: Sequence[Check], args: argparse.Namespace) -> int:
         least = 0 if isinstance(limit, int) else -1  # guessing may be better than facts
         if name.startswith("max_") and limit is not None and not limit >= least:
             raise UserError(f"--{name} must be at least {least}, received {limit}")
-    directory = flags.dataset_of(args)
+    directory = args.directory
     result = audit(directory, checks, most_listed=None if args.json else MAX_LISTED)
     if args.output:
         writer = csv.DictWriter(text := io.StringIO(), ["path", "copy_of", "kind"])

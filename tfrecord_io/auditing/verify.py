@@ -166,7 +166,7 @@ def _check_reasons(folder: Folder, name: str, expected: Mapping[str, int]) -> It
 
 def run(args: argparse.Namespace) -> int:
     """Prints one finding per line, or that nothing is wrong; returns the exit code."""
-    directory = flags.dataset_of(args)
+    directory = args.directory
     findings = verify(directory)
     for finding in findings:
         print(finding)

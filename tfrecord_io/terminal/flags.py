@@ -34,7 +34,7 @@ _Options = TypeVar("_Options")
 _SCRIPTS = {
     "build": "pipelines/build_tfrecords.py",
     "train": "train/run.py",
-    **{name: f"train/{name}.py" for name in ("evaluate", "predict", "export", "benchmark")},
+    **{name: f"train/{name}.py" for name in ("evaluate", "predict", "benchmark")},
     "compare": "train/extras/compare.py",
 }
 _METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
@@ -133,13 +133,8 @@ def add_flags(parser: argparse.ArgumentParser, heading: str, *groups: type) -> N
 
 
 def add_dataset(parser: argparse.ArgumentParser) -> None:
-    """Adds the folder of a dataset, without the name of a flag; see `dataset_of`."""
+    """Adds the folder of a dataset, `directory`, without the name of a flag."""
     parser.add_argument("directory", metavar="OUT", type=Address, help="a dataset: folder or URL")
-
-
-def dataset_of(found: argparse.Namespace) -> Address:
-    """Returns the dataset that `add_dataset` found."""
-    return found.directory
 
 
 def given(group: type, found: argparse.Namespace) -> dict[str, Any]:

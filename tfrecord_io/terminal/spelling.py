@@ -18,9 +18,6 @@ from typing import Any
 
 from tfrecord_io.terminal.printing import printable
 
-# Of more classes, none is told to be misspelled.
-_MOST_COMPARED = 1000
-
 # Small Cyrillic and Greek letters whose capitals look Latin, other hyphens, quotes and blanks.
 _LOOKS_LIKE = str.maketrans(
     "авекмнорстхіјѕуαβεζηικμνορτυχ‐‑‒–—―−.‘’ʼ`\u2800\u3164\uffa0\u115f\u1160\u034f",
@@ -90,47 +87,8 @@ def look_alike(names: Iterable[str]) -> list[list[str]]:
     """
     alike = collections.defaultdict[str, list[str]](list)
     for name in sorted(set(names)):
-        alike[appearance(name)].append(name)
+        alike[_appearance(name)].append(name)
     return [same for same in alike.values() if len(same) > 1]
-
-
-def misspelled(counts: Mapping[str, int]) -> dict[str, str]:
-    """Returns names of classes that are probably misspelled, by their counts, and what they mean.
-
-    Such a name is at most a tenth as frequent, and differs in a letter or, with eight letters, in
-    two. Names with other digits or single letters, such as those of stages, are different.
-
-    >>> misspelled({"DRUSEN": 300, "DRUSSEN": 14, "stage II": 90, "stage III": 9})
-    {'DRUSSEN': 'DRUSEN'}
-    """
-    found: dict[str, str] = {}
-    frequent = sorted(counts, key=lambda name: (-counts[name], name))
-    for rare in sorted(counts):
-        for name in frequent if len(frequent) <= _MOST_COMPARED else ():
-            if counts[name] < 10 * counts[rare]:
-                break
-            if _signs(rare) == _signs(name) and _is_near(appearance(rare), appearance(name)):
-                found[rare] = name
-                break
-    return found
-
-
-def _signs(name: str) -> tuple[object, ...]:
-    """Returns what two spellings of one name share: the first letter, digits and short signs."""
-    words = re.findall(r"[^\W\d_]?[^\W\d_A-Z]+|[A-Z]+", name)
-    short = [word for word in words if len(word) == 1 or re.fullmatch("[IVXivx]+", word)]
-    # Names of opposites, such as hypertension and hypotension, differ in two letters.
-    opposites = re.findall("hyper|hypo|intra|inter|micro|macro", name.casefold())
-    return name[:1].casefold(), re.findall(r"\d+", name), short, opposites
-
-
-def _is_near(one: str, other: str) -> bool:
-    """Returns whether few letters are added, dropped, replaced or moved."""
-    if min(sum(map(str.isalpha, name)) for name in (one, other)) < 5 or one == other:
-        return False
-    longest = max(len(one), len(other))
-    same = difflib.SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
-    return longest - sum(block.size for block in same) <= (2 if longest >= 8 else 1)
 
 
 def rename_flag(names: Mapping[str, str]) -> str:
@@ -159,7 +117,7 @@ def rename_example(names: Sequence[str], known: Sequence[str]) -> str:
     return rename_flag({name: forms[some[0]] if some else "NAME" for name, some in close.items()})
 
 
-def appearance(name: str) -> str:
+def _appearance(name: str) -> str:
     """Returns what is the same of names that `look_alike`."""
     if name.isdecimal() and name.isascii():
         return name
