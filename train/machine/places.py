@@ -17,13 +17,13 @@ METRICS_NAME = "metrics.json"
 PAGE_NAME = "report.html"
 
 #: Names of the files in the folder of a run that the trainer writes; nothing else is ever replaced
-#: or removed. A cross-validation has the same in RUN/fold-F, and
-#: an evaluation on another dataset its results in RUN/evaluation.
+#: or removed. A cross-validation has the same in RUN/fold-F, and an evaluation on another dataset
+#: its results in RUN/evaluation.
 OWN_FILES = re.compile(
     r"((fold-\d+|evaluation/[^/]+)/)?(config|history|metrics)\.json"
     r"|((fold-\d+|evaluation/[^/]+)/)?(report\.html|predictions\.(csv|npz)|plots/\w+\.svg)"
     r"|(fold-\d+/)?((checkpoint|best)\.npz|seen\.parquet)"
-    r"|(fold-\d+/)?export/(model\.(keras|weights\.h5|onnx)|features\.npz|README\.md"
+    r"|(fold-\d+/)?export/(model\.(keras|weights\.h5|onnx)"
     r"|(architecture|preprocessing|thresholds)\.json|saved_model/.*)"
     r"|(fold-\d+/)?tensorboard/events\.out\.tfevents\..*"
 )

@@ -101,7 +101,8 @@ def complete(
     notes = [folder.note] if folder.note else []
     notes += first.describe(has_seen.num_in("init")) if first else []
     session = open_session(plan, data, devices)
-    progress, weights = train(session, folder, first, notes)
+    with stage("training", is_told=False):
+        progress, weights = train(session, folder, first, notes)
     with stage("temperature and thresholds"):
         final = _finish(session, weights)
     # Before the evaluation: whatever may fail in it, the model is not lost.
