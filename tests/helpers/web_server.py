@@ -11,7 +11,6 @@ import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 from urllib.parse import unquote, urlsplit
@@ -25,15 +24,13 @@ class WebFile:
 
     Attributes:
         content: its bytes.
-        e_tag: its version with quotes, or empty for a server that gives none.
-        modified: its Last-Modified header.
+        e_tag: its version with quotes.
         query: what the URL must end in, as a signature; anything else is refused.
         login: what the Authorization header must be; anything else is refused.
     """
 
     content: bytes
     e_tag: str = '"1"'
-    modified: str = "Mon, 01 Jan 2018 00:00:00 GMT"
     query: str = ""
     login: str | None = None
 
@@ -91,23 +88,18 @@ class Files(BaseHTTPRequestHandler):
             self.server.woken.wait(60)
             self.close_connection = True
             return None
-        if self._fault == "refused":
-            return self._answer(503)
         file = self.server.files.get(unquote(parts.path)[1:].removeprefix(self.root))
         if file is None:
             return self._answer(404)
-        if parts.query != file.query or self._fault == "expired":
-            return self._answer(403, b"the signature has expired")
+        if parts.query != file.query:
+            return self._answer(403)
         if self.headers.get("Authorization") != file.login:
             return self._answer(401)
-        condition = self.headers.get("If-Match", file.e_tag)
-        if condition != file.e_tag and self._fault != "unconditional":
+        if self.headers.get("If-Match", file.e_tag) != file.e_tag:
             return self._answer(412)
-        headers = {"Last-Modified": file.modified, **self.server.headers}
-        if file.e_tag:
-            headers["ETag"] = file.e_tag
+        headers = {"Last-Modified": "Mon, 01 Jan 2018 00:00:00 GMT", "ETag": file.e_tag}
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if not wanted or self._fault == "whole":
+        if not wanted:
             return self._answer(200, file.content, headers)
         start, end = int(wanted[1]), min(int(wanted[2] or 1 << 62) + 1, len(file.content))
         if start >= end:
@@ -120,9 +112,8 @@ class Files(BaseHTTPRequestHandler):
 class Faulty:
     """What is wrong with the answers of a server: nothing, or one of these.
 
-    A status, "cut" and "half" (it ends early), "whole" (it ignores the range), "short" (a byte of
-    it is missing), "garbled" (another), "refused" (503), "expired" (403), "silent" (there is none),
-    "unconditional" (it ignores If-Match).
+    A status, "cut" and "half" (it ends early), "short" (a byte of it is missing), "garbled"
+    (another), "silent" (there is none).
 
     Attributes:
         faults: of the next answers, one by one; "" for none.
@@ -155,7 +146,6 @@ class WebServer(Faulty, ThreadingHTTPServer):
 
     Attributes:
         files: by their path.
-        headers: further headers of each file.
         requests: all so far.
         bytes_sent: bytes of files.
     """
@@ -163,7 +153,6 @@ class WebServer(Faulty, ThreadingHTTPServer):
     def __init__(self, handler: type[Files] = Files) -> None:
         super().__init__(("127.0.0.1", 0), handler)
         self.files: dict[str, WebFile] = {}
-        self.headers: dict[str, str] = {}
         self.requests: list[Request] = []
         self.bytes_sent = 0
         self.woken = threading.Event()
@@ -179,13 +168,6 @@ class WebServer(Faulty, ThreadingHTTPServer):
         remote.forget_stores()
         self.shutdown()
         self.server_close()
-
-    def serve(self, folder: Path) -> str:
-        """Gives the files of a folder; returns its URL."""
-        for path in folder.iterdir():
-            if path.is_file():
-                self.files[f"data/{path.name}"] = WebFile(path.read_bytes())
-        return self.url("data")
 
     def url(self, path: str = "") -> str:
         return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/{path}"
