@@ -67,3 +67,10 @@ def test_the_overlay_is_red_where_the_image_spoke_for_the_answer():
     # A map without a drop leaves the image grey, also one of colours.
     image = np.array([[[10, 20, 30]]], np.uint8)
     assert occlusion.overlay(image, np.zeros((1, 1))).tolist() == [[[20] * 3]]
+
+
+def test_maps_take_a_twentieth_of_the_time_of_the_training_at_most():
+    for seconds, answer in ((738, 0.04), (60, 0.01), (6, 0.08)):
+        number = occlusion.num_maps(seconds, answer)
+        assert 170 * answer * number <= seconds / 20 < 170 * answer * (number + 1)
+    assert occlusion.num_maps(6, 0.08) == 0
