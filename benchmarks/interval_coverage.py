@@ -43,7 +43,7 @@ def uneven_groups(generator: np.random.Generator, num_groups: int, unevenness: f
 def draw_answers(
     generator: np.random.Generator, groups: np.ndarray, skill: float, positive: float
 ) -> Answers:
-    """Returns answers to groups; a skill of 1 is right about 79 of 100 images, one of 2 about 95."""
+    """Returns answers; a skill of 1 is right about 79 of 100 images, one of 2 about 95."""
     num_groups = int(groups.max()) + 1
     truths = (generator.random(num_groups) < positive).astype(np.int64)[groups]
     of_group = generator.normal(0, 1.0, num_groups)[groups]
