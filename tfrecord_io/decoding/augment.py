@@ -1,4 +1,4 @@
-"""Makes variants of a picture at build time: mirrored, rotated, shifted, brighter or with noise.
+"""Makes variants of a picture by Pillow and NumPy: mirrored, turned, shifted, brighter, noisy.
 
 The result depends only on the picture and on the key of the example, so a build gives the same
 bytes on every machine. NumPy keeps the raw bits of its generators stable, but not the results of

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image
 
-from tfrecord_io.decoding.dicom_kinds import kind_without_pixels
+from tfrecord_io.decoding.dicom_kinds import ignored_kind
 from tfrecord_io.decoding.formats import Picture
 from tfrecord_io.decoding.rejects import Reject, as_rejects, check_size
 
@@ -69,14 +69,10 @@ _SIDES = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 _MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
 _SIZES_OF_JPEG_2000, _END = b"\xff\x4f\xff\x51", b"\xff\xd9"
 _JOINED_FRAMES = re.compile(rb"\xff\xd9\0*\xff[\xd8\x4f]\xff")
-# Bytes at the end of a frame in which a codec's end marker must be, as writers pad frames.
-_END_BYTES = 64
+_END_BYTES = 64  # in which the end marker of a frame must be, as writers pad frames
 
-# What an image must say of its pixels (PS3.3, C.7.6.3).
-_NEEDED = (
-    "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated",
-    "BitsStored", "PixelRepresentation",
-)  # fmt: skip
+# What an image must say of its pixels, of which the rest is pydicom's to check (PS3.3, C.7.6.3).
+_NEEDED = ("Rows", "Columns", "BitsStored", "PhotometricInterpretation", "PixelRepresentation")
 
 # The functional groups whose attributes a frame may have for itself (PS3.3, C.7.6.16).
 _GROUPS = ("PixelMeasuresSequence", "PixelValueTransformationSequence", "FrameVOILUTSequence")
@@ -205,7 +201,7 @@ def _header(tags: Dataset) -> Header:
         modality=text("Modality") or None,
         laterality=text("ImageLaterality") or text("Laterality") or None,
         device=text("ManufacturerModelName") or None,
-        kind=kind_without_pixels(text("SOPClassUID"), tags.get("ImageType") or ()),
+        kind=ignored_kind(text("SOPClassUID"), tags.get("ImageType") or ()),
         is_annotated=text("BurnedInAnnotation").upper() == "YES",
     )
 

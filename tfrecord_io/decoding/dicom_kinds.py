@@ -1,10 +1,10 @@
 """Names the kinds of DICOM objects that are not pictures of a patient; no library has such a list.
 
->>> kind_without_pixels("1.2.840.10008.5.1.4.1.1.88.22")
+>>> ignored_kind("1.2.840.10008.5.1.4.1.1.88.22")
 'structured_report'
->>> kind_without_pixels("1.2.840.10008.5.1.4.1.1.2", ("ORIGINAL", "PRIMARY", "LOCALIZER"))
+>>> ignored_kind("1.2.840.10008.5.1.4.1.1.2", ("ORIGINAL", "PRIMARY", "LOCALIZER"))
 'localizer_image'
->>> kind_without_pixels("1.2.840.10008.5.1.4.1.1.77.1.5.4")
+>>> ignored_kind("1.2.840.10008.5.1.4.1.1.77.1.5.4")
 ''
 """
 
@@ -44,8 +44,8 @@ _OTHERS = {"1.2.840.10008.1.3.10": "media_directory", "1.3.12.2.1107.5.9.1": "ra
 _COMPANIONS = ("LABEL", "OVERVIEW", "THUMBNAIL", "LOCALIZER")
 
 
-def kind_without_pixels(sop_class: str, image_type: Iterable[str] = ()) -> str:
-    """Returns what a DICOM object is, such as `structured_report`; empty for a picture."""
+def ignored_kind(sop_class: str, image_type: Iterable[str] = ()) -> str:
+    """Returns what a DICOM object is, such as `structured_report`; empty for a picture to use."""
     kinds = (kind for pattern, kind in _KINDS.items() if pattern.fullmatch(sop_class))
     companions = (f"{name.lower()}_image" for name in _COMPANIONS if name in image_type)
     return _OTHERS.get(sop_class) or next(kinds, "") or next(companions, "")

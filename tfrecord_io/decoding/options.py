@@ -1,4 +1,4 @@
-"""The options of the decoder: how a file becomes pixels."""
+"""The options of how a file becomes pixels; argparse reads them, see `terminal.flags`."""
 
 from __future__ import annotations
 

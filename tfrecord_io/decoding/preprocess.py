@@ -1,7 +1,7 @@
-"""Makes the pictures of a file pixels, in the same way for build and prediction.
+"""Makes a file pixels, for build and prediction; Pillow, tifffile and pydicom decode it.
 
-Pillow, tifffile and pydicom decode (see `formats` and `dicom`); ours are the order of the steps and
-the names of frames: a DICOM file can have several pictures, any other file has one.
+Ours are the order of the steps and the names of frames: a DICOM file can have several pictures, any
+other file has one. See `formats` and `dicom`.
 
 >>> find_pictures("scan.png", 30_000, b"", open).frames
 (None,)
