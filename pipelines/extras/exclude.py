@@ -10,14 +10,14 @@ import collections
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines import errors
-from pipelines.listing.images import Images, Ledger
+from pipelines.listing.images import Images
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import iterate_refs
 from pipelines.listing.table import read_texts
@@ -40,12 +40,8 @@ class Options:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A row of the table: the names that a dataset may give its patient, and a path."""
-
-    patients: frozenset[str]
-    path: str
+#: What a row of the table may call an image: pairs of `patient` or `path` and a name.
+Entry = frozenset[tuple[str, str]]
 
 
 def read_entries(file: Path) -> list[Entry]:
@@ -59,18 +55,18 @@ def read_entries(file: Path) -> list[Entry]:
         raise errors.UserError(
             f"--exclude {file} needs a column patient (and site, if the input has sites) or path"
         )
-    empty = itertools.repeat("")
-    rows = zip(*(cells.get(name, empty) for name in ("patient", "site", "path")), strict=False)
-    return [
-        # A patient who comes from the tags of DICOM is named by a hash of these.
-        Entry(
-            frozenset({str(Person(site or "", name)), patient_code(name, site or "")})
-            if name
-            else frozenset(),
-            one_form(path or "").strip("/"),
-        )
-        for name, site, path in rows
-    ]
+    entries, empty = list[Entry](), itertools.repeat(None)
+    columns = (cells.get(name, empty) for name in ("patient", "site", "path"))
+    for patient, site, path in zip(*columns, strict=False):
+        names = set[tuple[str, str]]()
+        if patient:
+            # One who comes from the tags of DICOM is named by a hash of these.
+            people = (str(Person(site or "", patient)), patient_code(patient, site or ""))
+            names.update(("patient", name) for name in people)
+        if path:
+            names.add(("path", one_form(path).strip("/")))
+        entries.append(frozenset(names))
+    return entries
 
 
 def without(images: Images, entries: Sequence[Entry], options: ListingOptions) -> Images:
@@ -84,33 +80,32 @@ def without(images: Images, entries: Sequence[Entry], options: ListingOptions) -
         errors.UserError: if no image is left.
     """
     refs, ledger = images.table, images.ledger
-    names = [one_form(ref.source_path) for ref in iterate_refs(refs)]
-    patients: list[set[str]] = [{name} if name else set() for name in refs["patient"].to_pylist()]
-    for reject in ledger.rejects:
-        names.append(one_form(reject.source_path))
-        patients.append(_patients_of(names[-1], options))
-        patients[-1].update(filter(None, [images.reject_patients.get(reject.source_path)]))
-    places = collections.defaultdict[str, set[int]](set)
-    for place, some in enumerate(patients):
-        for name in some:
+    wanted, pattern = (
+        frozenset[tuple[str, str]]().union(*entries),
+        re.compile(options.patient_regex),
+    )
+    places = collections.defaultdict[tuple[str, str], set[int]](set)
+    of_images = ((ref.source_path, [ref.patient]) for ref in iterate_refs(refs))
+    for place, (path, patients) in enumerate([*of_images, *_rejects(images, pattern, options)]):
+        names = {("patient", one_form(patient)) for patient in patients if patient}
+        for name in wanted & names.union(("path", end) for end in _ends(one_form(path))):
             places[name].add(place)
-    of_path = _places_of_paths(names, {entry.path for entry in entries} - {""})
-    gone, unmet = set[int](), list[str]()
+    is_kept, unmet = np.ones(refs.num_rows + len(ledger.rejects), bool), list[str]()
     for row, entry in enumerate(entries, start=1):
-        found = set(of_path.get(entry.path, ())).union(*(places[name] for name in entry.patients))
-        gone |= found
+        found = set[int]().union(*(places[name] for name in entry))
+        is_kept[list(found)] = False
         unmet += [] if found else [str(row)]
-    is_kept = np.ones(len(names), bool)
-    is_kept[list(gone)] = False
     if not is_kept[: refs.num_rows].any():
         raise errors.UserError("--exclude leaves out every image of the input")
-    rejects = itertools.compress(ledger.rejects, is_kept[refs.num_rows :])
-    notes = tuple(note for note in ledger.notes if not note.is_private)
-    ledger = dataclasses.replace(ledger, rejects=tuple(rejects), notes=notes, others={})
-    images = dataclasses.replace(images, ledger=ledger)
-    images = images.then(
-        refs.filter(pa.array(is_kept[: refs.num_rows])), Ledger(excluded=len(gone))
+    ledger = dataclasses.replace(
+        ledger,
+        rejects=tuple(itertools.compress(ledger.rejects, is_kept[refs.num_rows :])),
+        excluded=ledger.excluded + int(np.count_nonzero(~is_kept)),
+        notes=tuple(note for note in ledger.notes if not note.is_private),
+        others={},
     )
+    kept = refs.filter(pa.array(is_kept[: refs.num_rows]))
+    images = dataclasses.replace(images, table=kept, ledger=ledger)
     if not unmet:
         return images
     return images.noted(
@@ -121,26 +116,19 @@ def without(images: Images, entries: Sequence[Entry], options: ListingOptions) -
     )
 
 
-def _patients_of(name: str, options: ListingOptions) -> set[str]:
-    """Returns the patients that the path of a file may tell."""
-    found = {found_in(name, re.compile(options.patient_regex))}
-    if "patient" in options.layout:
-        found.update(name.split("/")[:-1])
-    return {patient for patient in found if patient}
+def _rejects(
+    images: Images, pattern: re.Pattern[str], options: ListingOptions
+) -> Iterator[tuple[str, list[str | None]]]:
+    """Yields the path of each reject, and the patients that it may be of."""
+    for reject in images.ledger.rejects:
+        path = reject.source_path
+        folders = path.split("/")[:-1] if "patient" in options.layout else []
+        yield path, [images.reject_patients.get(path), found_in(path, pattern), *folders]
 
 
-def _places_of_paths(names: Iterable[str], paths: set[str]) -> dict[str, list[int]]:
-    """Returns the places of the files that each path means, see `Options.exclude`."""
-    found = collections.defaultdict[str, list[int]](list)
-    for place, name in enumerate(names if paths else ()):
-        for path in paths.intersection(_paths_to(name)):
-            found[path].append(place)
-    return found
-
-
-def _paths_to(name: str) -> Iterator[str]:
+def _ends(path: str) -> Iterator[str]:
     """Yields what can name a file: the ends of its path, and of the folders above it."""
-    parts = name.split("/")
+    parts = path.split("/")
     for start in range(len(parts)):
         yield from itertools.accumulate(parts[start:], "{}/{}".format)
         yield "/".join(parts[start:]).rpartition(".")[0]

@@ -66,7 +66,7 @@ def with_patients(images: Images, options: ListingOptions, *, in_table: bool) ->
             images, patients = images.noted(*_notes_on(refs["path"], in_names, options)), in_names
         else:
             patients = pc.coalesce(patients, in_names)
-    if f"{OTHER}site" in refs.column_names:
+    if f"{OTHER}site" in refs.column_names and not in_table:
         patients = persons(patients, refs[f"{OTHER}site"])
     if alike := look_alike(patients.drop_null().unique().to_pylist()):
         images = images.noted(

@@ -85,7 +85,11 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
     folders, codes = encoded.dictionary.to_pylist(), encoded.indices
     is_image = _are_images(names)
     if not pc.any(is_image).as_py():
-        raise _no_image(files.then(found=without_label(names.to_pylist(), str)))
+        unread = (files.ledger + without_label(names.to_pylist(), str)).unread
+        raise errors.UserError(
+            f"found no image in {counted(files.ledger.num_files, 'file')}; check --input: it "
+            "should hold folders like train/CNV/, or CNV/" + "".join(f". {text}" for text in unread)
+        )
     if not options.include_regex:
         _require_no_masks(names, is_image, options)
     counts = {folders[code]: count for code, count in counts_of(codes.filter(is_image)).items()}
@@ -163,9 +167,8 @@ def _tree(counts: Mapping[str, int], options: ListingOptions) -> Tree:
     if options.label_regex:
         while shared and _is_split(shared[-1]):
             shared.pop()
-        firsts = {("/".join(folder.split("/")[len(shared) :])).split("/")[0] for folder in counts}
-        roles = ("split",) if all(map(_is_split, firsts)) else ()
-        return Tree(("/".join(shared),), roles)
+        firsts = {(folder.split("/")[len(shared) :] or [""])[0] for folder in counts}
+        return Tree(("/".join(shared),), ("split",) if all(map(_is_split, firsts)) else ())
     if tree := read(counts):
         return tree
     raise errors.UserError(_refusal(counts, shared))
@@ -261,14 +264,6 @@ def _are_images(names: pa.Array) -> pa.Array:
     if 2 * (pc.sum(is_image).as_py() or 0) >= len(names):
         return is_image
     return pa.array([what_is(name) is None for name in names.to_pylist()], pa.bool_())
-
-
-def _no_image(files: Images) -> errors.UserError:
-    return errors.UserError(
-        f"found no image in {counted(files.ledger.num_files, 'file')}; check --input: it should "
-        "hold folders like train/CNV/, or CNV/"
-        + "".join(f". {text}" for text in files.ledger.unread)
-    )
 
 
 def _require_no_masks(names: pa.Array, is_image: pa.Array, options: ListingOptions) -> None:

@@ -22,7 +22,6 @@ from pipelines.listing.images import Images, Ledger
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import OTHER, RejectedFile, make_refs
 from pipelines.listing.table import LabelTable
-from tfrecord_io.format.person import persons
 from tfrecord_io.terminal.printing import counted
 
 _SITE = f"{OTHER}site"
@@ -66,10 +65,11 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
     if len(lost) == len(found):
         raise _refused("no row has the path of a file", lost, found, names, labels)
     row_of_file, num_repeated = dict[int, int](), 0
+    facts = [name for name in ("label", "patient", "split", _SITE) if name in table.column_names]
     for row, (place, *_) in ((row, places) for row, places in enumerate(found) if places):
         first = row_of_file.setdefault(place, row)
         num_repeated += first != row
-        if first != row and _facts(table, first) != _facts(table, row):
+        if first != row and any(table[name][first] != table[name][row] for name in facts):
             raise errors.UserError(
                 f"--labels {labels.name}: rows {first + 1:,} and {row + 1:,} both name "
                 f"{names[place]!a}, and say different things of it; a file needs one row"
@@ -85,8 +85,9 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
     else:
         detail = f"its row in {labels.name} has no label"
         ledger += Ledger(rejects=tuple(RejectedFile(n, "no_label", detail) for n in without))
-        some = _patients(rows.filter(pc.invert(has_label))).to_pylist()
-        people = {name: who for name, who in zip(without, some, strict=True) if who}
+        if "patient" in rows.column_names:
+            some = rows["patient"].filter(pc.invert(has_label)).to_pylist()
+            people = {name: who for name, who in zip(without, some, strict=True) if who}
     # A file without a row counts as an image if one with a row has the same ending. The files of a
     # DICOM export have none.
     endings = {ending_of(names[place]) for place in places}
@@ -108,18 +109,6 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
     refs = make_refs(known, columns).sort_by([("path", "ascending"), ("offset", "ascending")])
     images = files.then(refs, ledger, label_names=labels.label_names, reject_patients=people)
     return images.noted(*_notes(labels, lost, paths, num_repeated))
-
-
-def _facts(table: pa.Table, row: int) -> list[object]:
-    names = {"label", "patient", "split", _SITE}
-    return [table[name][row].as_py() for name in table.column_names if name in names]
-
-
-def _patients(rows: pa.Table) -> pa.Array:
-    if "patient" not in rows.column_names:
-        return pa.nulls(rows.num_rows)
-    names = rows["patient"]
-    return persons(names, rows[_SITE]) if _SITE in rows.column_names else names
 
 
 def _notes(

@@ -28,7 +28,7 @@ from pipelines.listing.options import OPTIONAL, ListingOptions
 from pipelines.listing.refs import OTHER
 from tfrecord_io.format.examples import OWN, SITE
 from tfrecord_io.format.kinds import CLASSES, NONE, SEPARATOR
-from tfrecord_io.format.person import column_in_one_form
+from tfrecord_io.format.person import column_in_one_form, persons
 from tfrecord_io.format.schema import SPLITS
 from tfrecord_io.terminal.spelling import one_form
 
@@ -61,8 +61,9 @@ class LabelTable:
 
     Attributes:
         name: of its file, for messages.
-        rows: a table with the text columns `path` and `label` (null where there is none), `patient`
-            and `split` if the file has them, and its other columns, which begin with `OTHER`.
+        rows: a table with the text columns `path` and `label` (null where there is none), `split`
+            and `patient` (with the site in front) if the file has them, and its other columns,
+            whose names begin with `OTHER`.
         label_names: all labels in their order, if the file has one; else empty.
         notes: what the user should know.
     """
@@ -116,8 +117,6 @@ def _rows(
     path = pc.replace_substring(pc.fill_null(texts["path"], ""), "\\", "/")
     rows = {"path": pc.replace_substring_regex(path, r"^(\./)*/*", "")}
     rows["label"] = _labels(texts, options)
-    if "patient" in texts:
-        rows["patient"] = texts["patient"]
     if "split" in texts:
         rows["split"] = _splits(texts["split"])
     if SITE in texts:
@@ -125,6 +124,9 @@ def _rows(
         if texts[SITE].null_count:
             row = texts[SITE].to_pylist().index(None) + 1
             raise ValueError(f"row {row:,} has no site, which is part of the patient; write one")
+    if "patient" in texts:
+        names = texts["patient"]
+        rows["patient"] = persons(names, texts[SITE]) if SITE in texts else names
     others = {name: cells for name, cells in chosen.items() if name not in used}
     if left_out := sorted((kept.keys() & renamed.keys()) | (others.keys() & {*OWN})):
         notes.append(
