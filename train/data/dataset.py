@@ -81,7 +81,7 @@ class Dataset:
         return [name for name, split in self.manifest.splits.items() if split.num_examples]
 
     def part(self, *splits: str) -> Part | None:
-        """Returns those of some splits that have examples as one part, or None if none has."""
+        """Returns the examples of the named splits as one part, or None if there are none."""
         names = [name for name in splits if name in self.splits]
         if not names:
             return None

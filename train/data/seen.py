@@ -135,7 +135,7 @@ def _origin_of(manifest: Manifest) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Exposure:
-    """How much of some images, which were to be measured, a network had seen before.
+    """How much of the images that were to be measured a network had seen before.
 
     Attributes:
         is_seen: which of the images, bool [num_images].
@@ -192,20 +192,21 @@ def exposure_of(data: Dataset, parts: Parts, seen: Seen) -> Exposure | None:
 
 
 def expose(
-    dataset: Dataset, looks: Sequence[tuple[Seen, np.ndarray]], *, is_measured: bool
+    dataset: Dataset, networks: Sequence[tuple[Seen, np.ndarray]], *, is_measured: bool
 ) -> Exposure:
     """Counts what networks have seen of the images of a dataset that each is to be measured on.
 
-    A look is what a network has seen, and the rows of these images; the networks of a
-    cross-validation have several, start from the same weights, and their datasets are one.
-    `is_measured` tells whether the images that they have seen are measured with the others.
+    Each of `networks` is what a network has seen, and the rows of the images that it is measured
+    on. There are several in a cross-validation; they start from the same weights, and their
+    datasets are one. `is_measured` tells whether the images that they have seen are measured with
+    the others.
     """
-    seen, rows = looks[0][0], np.concatenate([rows for _, rows in looks])
-    compared = [_compare(each, dataset)[:, rows] for each, rows in looks]
+    seen, rows = networks[0][0], np.concatenate([rows for _, rows in networks])
+    compared = [_compare(each, dataset)[:, rows] for each, rows in networks]
     is_seen, is_named = np.concatenate(compared, axis=1)
     images = dataset.images.take(rows)
     tables = {"that are measured": images if is_measured else images.filter(pa.array(~is_seen))}
-    if len(looks) == 1:  # Those of a cross-validation have seen what the others are measured on.
+    if len(networks) == 1:  # Those of a cross-validation have seen what the others are measured on.
         tables["that it has seen"] = _distinct(seen.images)
 
     def lacking(column: str, name: str) -> list[str]:

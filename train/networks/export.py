@@ -6,7 +6,7 @@
     model.weights.h5    weights alone
     architecture.json   layers alone
     preprocessing.json  how a file becomes the model's input, and what its outputs are called
-    thresholds.json     see `thresholds.choose_thresholds`; only if some were chosen
+    thresholds.json     see `thresholds.choose_thresholds`; only if any were chosen
 
 
 Nothing of this project is needed to load them: the models are built of Keras' own layers.

@@ -319,8 +319,8 @@ def _load_weights(model: keras.Model, options: NetworkOptions) -> None:
     try:
         model.load_weights(path)
     except Exception as error:  # h5py and Keras raise many types for a wrong file
-        told = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0]
         raise UserError(
-            f"--weights {path} does not fit {model.name}: {told:.300}; expected its weights as "
+            f"--weights {path} does not fit {model.name}: {reason:.300}; expected its weights as "
             "Keras saves or publishes them. The network of another run is taken with --init RUN"
         ) from error

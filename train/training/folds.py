@@ -77,7 +77,7 @@ def _write(
     """Measures all held-out predictions together and writes the files of the whole."""
     predictions = _pool(plans, data, everyone, folder)
     results = _measure(config, plans, predictions, everyone.name)
-    looks = [
+    networks = [
         (read_seen((folder / plan.folder).path), part.rows)
         for plan in plans
         if (part := plan.parts.test)
@@ -88,7 +88,7 @@ def _write(
         config=config.to_dict(),
         metrics=results,
         predictions=predictions,
-        exposure=expose(data, looks, is_measured=True),
+        exposure=expose(data, networks, is_measured=True),
         folded_splits=everyone.splits,
         is_copy=folder.is_copy,
     ).write()

@@ -70,7 +70,7 @@ def train_and_evaluate(
 def opened(
     config: TrainConfig,
 ) -> tuple[Dataset, Devices, FirstWeights | None, list[Plan]]:
-    """Returns the data, the devices, the first weights, if there are some, and the plans."""
+    """Returns the data, the devices, the first weights or None, and the plans."""
     data, devices = open_data_and_devices(config)
     init = config.network.init
     first = FirstWeights.of(init, open_run(init), data.manifest) if init else None

@@ -74,7 +74,7 @@ def train(
 
     Returns:
         the progress, and the values of the network's variables after the last epoch: the moving
-        averages, if the optimizer has some. They are in the folder, too, as `BEST_NAME`.
+        averages, if the optimizer keeps any. They are in the folder, too, as `BEST_NAME`.
 
     Raises:
         UserError: if the images do not suit the network, or the weights cannot be loaded.
@@ -130,7 +130,7 @@ class _Loop:
         """Trains from where the progress stands to the last epoch."""
         progress, part = self._progress, self._plan.parts.train
         done = part.num_examples * progress.epoch + progress.totals.get("num_examples", 0)
-        looks = {"leave": False, "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
+        settings = {"leave": False, "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
         with (
             monitors.stop_signals() as self._stops,
             monitors.tensorboard(self._folder.path / "tensorboard") as write_scalars,
@@ -139,7 +139,7 @@ class _Loop:
                 unit=" images",
                 initial=int(done),
                 total=part.num_examples * self._epochs,
-                **looks,
+                **settings,
             ) as self._bar,
         ):
             batches = self._steps.iterate(self._session.training_batches(progress.step))
