@@ -99,7 +99,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     from train.results.result import EvaluationResult
 
     _require_fit(classifier, manifest, address, data)
-    if is_own := classifier.fingerprint == manifest.fingerprint:
+    if classifier.fingerprint == manifest.fingerprint:
         print("note: this is the dataset that the model was trained on, not an external one")
     seen = shapes.of_dataset(manifest, splits)
     if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
@@ -135,7 +135,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
         predictions=predictions,
         exposure=exposure,
         own_metrics=own_results,
-        is_own_dataset=is_own and own_results.get("split") in (None, *manifest.splits),
     )
     result.write(occlusion.explain(predict))
     print(f"The metrics and {PAGE_NAME} are in {output}")

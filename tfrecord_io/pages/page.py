@@ -164,25 +164,6 @@ class Tiles(NamedTuple):
     tiles: Sequence[Tile]
 
 
-class Step(NamedTuple):
-    """Some images at one step of a flow: what they are, how many, and more about them.
-
-    `left_out` tells why some are not in the next step, and how many. `is_measured` tells whether
-    the figures are about them.
-    """
-
-    title: str
-    lines: Sequence[str]
-    left_out: Sequence[tuple[str, int]] = ()
-    is_measured: bool = False
-
-
-class Flow(NamedTuple):
-    """Steps below each other; those of a list stand beside each other."""
-
-    steps: Sequence[Sequence[Step]]
-
-
 class Section(NamedTuple):
     """A part of a page, to which its navigation leads; the id is the anchor."""
 

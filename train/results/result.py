@@ -42,7 +42,7 @@ _FILES = {
 }
 
 # The sections of a run of which nothing was measured.
-_ALWAYS = (sections.flow, sections.training, sections.limits)
+_ALWAYS = (sections.training, sections.limits)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +56,6 @@ class Result:
         exposure: which measured images the networks had seen; None if none was measured.
         config: of the networks, see config.json; empty if it is not that of this dataset.
         history: a row an epoch.
-        folded_splits: splits that were divided into folds.
         is_copy: whether the folder is uploaded to a URL, from which no link leads to the dataset.
         facts: on the network and how the page was made, by the title of their frame.
         charts: by name, see `charts.write_charts`.
@@ -71,7 +70,6 @@ class Result:
     exposure: Exposure | None = None
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     history: Sequence[Mapping[str, Any]] = ()
-    folded_splits: Sequence[str] = ()
     is_copy: bool = False
     facts: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     charts: Mapping[str, page.Drawing] = dataclasses.field(default_factory=dict)
@@ -109,13 +107,6 @@ class Result:
     def is_of_validation(self) -> bool:
         """Whether the run made its choices with the images that measure it."""
         return self.metrics.get("split") == "val"
-
-    @property
-    def uses(self) -> dict[str, str]:
-        """What the splits of the dataset were used for, besides measuring."""
-        chose = "calibration" in self.metrics
-        watched = "chose temperature and thresholds" if chose else "watched during training"
-        return {"train": "trained on", "val": watched}
 
     @functools.cached_property
     def shown(self) -> list[str]:
@@ -252,11 +243,9 @@ class EvaluationResult(Result):
 
     Attributes:
         own_metrics: metrics.json of the run, if it is one.
-        is_own_dataset: whether the splits of the dataset were those of the training.
     """
 
     own_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    is_own_dataset: bool = False
 
     kind = "Evaluation"
     limits = (
@@ -277,7 +266,3 @@ class EvaluationResult(Result):
     @property
     def is_of_validation(self) -> bool:
         return False
-
-    @property
-    def uses(self) -> dict[str, str]:
-        return super().uses if self.is_own_dataset else {}

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.pages import page
@@ -401,63 +399,6 @@ def _thresholds(result: Result) -> list[Any]:
     columns = _columns((result.task.kind.noun, "probability from", "counted", "positive"), columns)
     table = page.Table("Thresholds for a wanted sensitivity", columns, rows)
     return [table, _folded(about)]
-
-
-def flow(result: Result) -> Section:
-    """The way of images and patients, as the diagrams of STARD 2015 and CONSORT 2010."""
-    return "From the files to the figures", [page.Flow(flow_of(result))]
-
-
-def flow_of(result: Result) -> list[list[page.Step]]:
-    """Returns the steps of the flow; the boxes of a step stand beside each other."""
-    manifest, metrics, folded = result.manifest, result.metrics, result.folded_splits
-    split = str(metrics.get("split"))
-    measured = list(folded or (manifest.splits if split == "all" else split.split(",")))
-    uses = result.uses | dict.fromkeys(measured, "measured")
-    if folded:
-        uses = dict.fromkeys(folded, "divided into folds")
-    seen = []
-    if not folded and metrics.get("seen_images") and not metrics.get("include_seen"):
-        seen = [("seen by the network before, or of the same patients", metrics["seen_images"])]
-    columns = ("split", "variant", "patient")
-    table = pa.table({name: result.dataset.column(name) for name in columns})
-
-    def box(title: str, num_examples: int, rows: pa.Table, *lines: str) -> page.Step:
-        copies = pc.sum(pc.greater(rows["variant"], 0)).as_py() or 0
-        more = [f"and {counted(copies, 'augmented copy', 'augmented copies')}"] if copies else []
-        num_patients = pc.count_distinct(rows["patient"]).as_py()
-        people = words.images_of(num_examples - copies, num_patients)
-        left_out = seen if [title] == measured else []
-        return page.Step(title, [people, *more, *lines], left_out, title in measured)
-
-    names = table["split"].cast(pa.string())
-    steps = [[box("dataset", manifest.num_examples, table)]]
-    steps.append(
-        [
-            box(
-                name,
-                part.num_examples,
-                table.filter(pc.equal(names, name)),
-                uses.get(name, "not used"),
-            )
-            for name, part in manifest.splits.items()
-        ]
-    )
-    if files := manifest.counts.get("files"):
-        # Copies, which are not files, are counted below zero.
-        left_out = [(why, count) for why, count in manifest.ledger[1:] if count > 0]
-        steps.insert(0, [page.Step("source", [counted(files, "file")], left_out)])
-    if not result.is_measured:
-        return steps
-    lines = [words.images_of(metrics["num_examples"], metrics["num_patients"])]
-    groups, unit = metrics["label_groups"], metrics["bootstrap_by"]
-    if len(groups) <= words.MAX_CLASSES:
-        for name, count in metrics["label_counts"].items():
-            behind = f" of {counted(groups[name], unit, plural_unit(unit))}"
-            lines.append(f"{name}: {counted(count, 'image')}{behind if unit != 'image' else ''}")
-    # How many of each of several splits were seen is not known.
-    left_out = seen if measured[1:] else []
-    return [*steps, [page.Step(f"measured: {metrics['split']}", lines, left_out, True)]]
 
 
 def training(result: Result) -> Section:

@@ -89,7 +89,6 @@ def _write(
         metrics=results,
         predictions=predictions,
         exposure=expose(data, networks, is_measured=True),
-        folded_splits=everyone.splits,
         is_copy=folder.is_copy,
     ).write()
     folder.save()

@@ -133,7 +133,6 @@ def complete(
         predictions=predictions,
         exposure=exposure,
         history=progress.history,
-        folded_splits=plan.parts.train.splits if plan.config.folds.folds else (),
         is_copy=folder.is_copy,
         facts={"Network": facts},
     )

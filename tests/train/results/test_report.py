@@ -8,8 +8,6 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from answers import dataset_of, dataset_with, measured, predictions_of, scores_of
 from dataset_factory import bare_manifest, split_of
@@ -19,7 +17,6 @@ from PIL import Image
 
 import tfrecord_io
 from tfrecord_io.format import visible
-from tfrecord_io.pages.page import Step
 from train.data.dataset import open_dataset
 from train.data.seen import Exposure
 from train.kinds.classes import CLASSES
@@ -33,7 +30,6 @@ from train.results.mistakes import (
     find_mistakes,
 )
 from train.results.result import CrossValidationResult, EvaluationResult, RunResult
-from train.results.sections import flow_of
 
 HISTORY = (
     {"epoch": 1, "loss": 1.2, "accuracy": 0.4, "val_loss": 1.3, "val_accuracy": 0.35},
@@ -370,80 +366,3 @@ def test_a_browser_shows_the_page_with_long_names_in_light_and_dark(full, tmp_pa
     page = page_of(**full | {"directory": Path("x" * 80), "manifest": manifest_of(names)})
     (tmp_path / "report.html").write_text(page, encoding="utf-8")
     require_shown(tmp_path / "report.html", tmp_path, width, dark)
-
-
-# ---- the way of the images into the figures
-
-
-TEST = {
-    "split": "test", "num_examples": 8, "num_patients": 4, "bootstrap_by": "patient",
-    "label_counts": {"CNV": 5, "DME": 3}, "label_groups": {"CNV": 3, "DME": 1}, "scores": {},
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """30 images of 15 patients in three splits, as 9 more files of which none became an image."""
-    path = tmp_path_factory.mktemp("data")
-    manifest = write_marked_dataset(path, num_examples={"train": 20, "val": 2, "test": 8})
-    counts = dict(manifest.counts) | {"files": 39, "rejects": 4, "over_limit": 2}
-    counts |= {"dropped": {"duplicate": 2}, "ignored": {"not_an_image": 1}}
-    rejects = {"truncated": 3, "no_label": 1}
-    return path, dataclasses.replace(manifest, counts=counts, rejects=rejects)
-
-
-def flow(data, metrics, kind=RunResult, **options):
-    path, manifest = data
-    dataset = dataclasses.replace(open_dataset(str(path)), manifest=manifest)
-    return flow_of(kind(dataset=dataset, metrics=metrics, directory=path, **options))
-
-
-def test_every_file_and_every_image_is_counted_down_to_the_figures(data):
-    source, dataset, splits, figures = flow(data, TEST | {"calibration": {"temperature": 1}})
-    left_out = [
-        ("rejected: truncated", 3), ("rejected: no label", 1), ("left out: duplicate", 2),
-        ("left out by --limit", 2), ("ignored: not an image", 1),
-    ]  # fmt: skip
-    assert source == [Step("source", ["39 files"], left_out)]
-    assert [box.lines for box in dataset] == [["30 images of 15 patients"]]
-    assert [box.is_measured for box in splits] == [False, False, True]
-    assert [(box.title, *box.lines) for box in splits] == [
-        ("train", "20 images of 10 patients", "trained on"),
-        ("val", "2 images of 1 patient", "chose temperature and thresholds"),
-        ("test", "8 images of 4 patients", "measured"),
-    ]
-    assert figures[0].lines == [
-        "8 images of 4 patients", "CNV: 5 images of 3 patients", "DME: 3 images of 1 patient",
-    ]  # fmt: skip
-
-
-def test_images_that_were_seen_are_left_out_of_the_measured_split_alone(data):
-    *_, splits, _ = flow(data, TEST | {"seen_images": 3, "include_seen": False}, EvaluationResult)
-    assert [len(box.left_out) for box in splits] == [0, 0, 1]
-    assert splits[2].left_out[0][1] == 3
-    assert [box.lines[-1] for box in splits] == ["not used", "not used", "measured"]
-    *_, splits, _ = flow(data, TEST | {"seen_images": 3, "include_seen": True}, EvaluationResult)
-    assert not any(box.left_out for box in splits)
-    for split in ("all", "train,val,test"):
-        several = TEST | {"split": split, "seen_images": 3, "include_seen": False}
-        *_, splits, (figures,) = flow(data, several, EvaluationResult)
-        assert [box.lines[-1] for box in splits] == ["measured"] * 3
-        assert [len(box.left_out) for box in (*splits, figures)] == [0, 0, 0, 1]
-        assert all(box.is_measured for box in splits)
-
-
-def test_of_a_cross_validation_some_splits_are_in_folds(data):
-    metrics = TEST | {"split": "5 folds of train, val"}
-    *_, splits, (figures,) = flow(data, metrics, folded_splits=["train", "val"])
-    found = [(box.lines[-1], box.is_measured) for box in splits]
-    assert found == [("divided into folds", True)] * 2 + [("not used", False)]
-    assert figures.title == "measured: 5 folds of train, val"
-
-
-def test_copies_are_not_images_and_a_run_without_results_ends_with_the_splits(data, tmp_path):
-    manifest = write_marked_dataset(tmp_path, num_examples={"train": 6}, label_names=OCT_NAMES)
-    table = pq.read_table(tmp_path / "examples.parquet")
-    variants = pa.array([0, 1, 2, 0, 1, 2])
-    pq.write_table(table.append_column("variant", variants), tmp_path / "examples.parquet")
-    *_, splits = flow((tmp_path, manifest), {})
-    assert splits[0].lines == ["2 images of 3 patients", "and 4 augmented copies", "trained on"]
