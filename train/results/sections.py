@@ -341,31 +341,22 @@ def probabilities(result: Result) -> Section:
     calibration, thresholds = metrics.get("calibration"), metrics.get("thresholds")
     if not (cards or calibration or thresholds):
         return None
+    about_calibration = ""
+    if calibration:
+        before, after = (words.percent(calibration[f"ece_{when}"]) for when in ("before", "after"))
+        about_calibration = (
+            "Before they become probabilities, the network's outputs are divided by a temperature "
+            f"of {calibration['temperature']:.2f}, fitted on {calibration['num_examples']:,} "
+            f"images of {calibration['fitted_on']}. Of 100 answers with a probability of 80 %, 80 "
+            "should be right: the mean distance from that (expected calibration error) was "
+            f"{before} before and is {after} now."
+        )
     title = "Thresholds for a wanted sensitivity, chosen on validation, and their results here"
     return "Probabilities", [
-        _folded(_about_calibration(calibration, "folds" in metrics)) if calibration else "",
+        _folded(about_calibration) if about_calibration else "",
         page.Box(cards, "grid"),
         page.Box(_thresholds(result), title=title) if thresholds else "",
     ]
-
-
-def _about_calibration(calibration: Mapping[str, Any], is_in_folds: bool) -> str:
-    """Returns how far probabilities can be believed, before and after a temperature."""
-    before, after = (words.percent(calibration[f"ece_{when}"]) for when in ("before", "after"))
-    temperature = f"{calibration['temperature']:.2f}"
-    meaning = "Of 100 answers with a probability of 80 %, 80 should be right. "
-    distance = "mean distance from the diagonal (expected calibration error)"
-    if is_in_folds:
-        return meaning + (
-            f"The outputs of these networks are not calibrated: the {distance} is {before}. "
-            f"Divided by a temperature, {temperature} on average and for each fold fitted on the "
-            f"others, it would be {after}."
-        )
-    return meaning + (
-        "Before they become probabilities, the network's outputs are divided by a temperature of "
-        f"{temperature}, fitted on {calibration['num_examples']:,} images of "
-        f"{calibration['fitted_on']}. The {distance} was {before} before and is {after} now."
-    )
 
 
 def _thresholds(result: Result) -> list[Any]:

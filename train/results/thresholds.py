@@ -48,18 +48,6 @@ def describe_calibration(predictions: Predictions, temperature: float) -> dict[s
     return {"temperature": round(temperature, 6), "ece_before": before, "ece_after": after}
 
 
-def calibrate_folds(predictions: Predictions) -> dict[str, Any]:
-    """Cools each fold by the temperature that is fitted to the predictions on the other folds."""
-    task, raw, truths = predictions.task, predictions.probabilities, predictions.truths
-    cooled, temperatures = raw.copy(), []
-    for fold in np.unique(predictions.folds):
-        is_in = predictions.folds == fold
-        temperatures.append(task.fit_temperature(raw[~is_in], truths[~is_in]))
-        cooled[is_in] = task.cool(raw[is_in], temperatures[-1])
-    after = dataclasses.replace(predictions, probabilities=cooled, uncalibrated=raw)
-    return describe_calibration(after, float(np.mean(temperatures)))
-
-
 def threshold_for_sensitivity(
     ranking: np.ndarray, is_positive: np.ndarray, wanted: float
 ) -> float | None:

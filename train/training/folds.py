@@ -17,7 +17,7 @@ from train.data.seen import expose, read_seen
 from train.kinds.registry import task_of
 from train.machine import console
 from train.machine.places import PAGE_NAME, RunFolder
-from train.results import metrics, thresholds
+from train.results import metrics
 from train.results.predictions import Predictions, read_predictions
 from train.results.result import CrossValidationResult
 from train.training.claim import claim
@@ -117,17 +117,13 @@ def _measure(
 ) -> dict[str, Any]:
     """Returns what metrics.json says of the held-out predictions of all runs."""
     measured = metrics.measure(predictions, config.measures, config.input.seed)
-    num_images = measured["num_examples"]
     results: dict[str, Any] = {
         "split": f"{config.folds.folds} folds of {splits}",
         "best_epoch": None,
         "steps": None,
-        "num_images": num_images,
+        "num_images": measured["num_examples"],
         **measured,
     }
-    facts = {"fitted_on": f"the other folds of {splits}", "num_examples": num_images}
-    of_folds = thresholds.calibrate_folds(predictions)
-    results["calibration"] = facts | of_folds
     scores = map(metrics.scores, predictions.by_fold())
     folds = (plan.fold for plan in plans)
     return results | metrics.describe_folds(dict(zip(folds, scores, strict=True)))
