@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special
 
 #: Classes of the OCT dataset, and those that need urgent referral to a doctor. Source: Kermany et
 #: al. 2018, "Identifying medical diagnoses and treatable diseases by image-based deep learning".
@@ -101,39 +100,6 @@ def expected_calibration_error(
         for places, gap in zip(bins.T.astype(np.int64), (confidences - is_correct).T, strict=True)
     )
     return ratios(np.abs(gaps).sum(-1), weights.sum(-1) * confidences.shape[1])
-
-
-def calibration_line(is_positive: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
-    """Returns the slope and the intercept of the logistic recalibration; NaN where undefined.
-
-    The slope is that of a logistic regression of the truth on the logit of the probability: below 1
-    the probabilities are too extreme, above 1 too cautious. The intercept is that of the same
-    regression with the slope held at 1: below 0 the probabilities are too high, above 0 too low.
-    Source: Cox 1958, "Two further applications of a model for binary regression"; Van Calster et
-    al. 2019, "Calibration: the Achilles heel of predictive analytics".
-
-    Args:
-        is_positive: bool [num_examples].
-        probabilities: of being positive, [num_examples].
-
-    Returns:
-        `calibration_slope` and `calibration_intercept`; NaN if all or none are positive. The slope
-        is NaN too if the probabilities are equal, or if one of them separates both sides.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    slope = intercept = math.nan
-    limits = LEAST_PROBABILITY, 1 - LEAST_PROBABILITY
-    logits = special.logit(np.clip(probabilities.astype(np.float64), *limits))
-    positive, negative = logits[is_positive], logits[~is_positive]
-    if len(positive) and len(negative):
-        share = float(is_positive.mean())
-        intercept = optimize.brentq(lambda a: special.expit(logits + a).mean() - share, -40, 40)
-        overlap = positive.min() < negative.max() and negative.min() < positive.max()
-        if overlap and np.ptp(logits) > 0:
-            model = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000)
-            slope = float(model.fit(logits[:, None], is_positive).coef_[0, 0])
-    return {"calibration_slope": slope, "calibration_intercept": intercept}
 
 
 def rates(
@@ -239,8 +205,6 @@ class Measure(NamedTuple):
     counts: bool = False
 
 
-_UNLIMITED = (-math.inf, math.inf, "number")
-
 #: The measures by their names in metrics.json.
 MEASURES: Mapping[str, Measure] = {
     "accuracy": Measure("accuracy", counts=True),
@@ -255,8 +219,6 @@ MEASURES: Mapping[str, Measure] = {
     "macro_auc": Measure("mean area under the ROC"),
     "average_precision": Measure("average precision", unit="decimal", behind="fewer"),
     "macro_average_precision": Measure("mean average precision"),
-    "calibration_slope": Measure("calibration slope", *_UNLIMITED),
-    "calibration_intercept": Measure("calibration intercept", *_UNLIMITED),
     "ece": Measure("calibration error"),
     "brier": Measure("Brier score", most=2.0, unit="number"),
     "quadratic_kappa": Measure("quadratic weighted kappa", least=-1.0),
@@ -278,4 +240,4 @@ def parts_of(name: str) -> tuple[str, str]:
 def known(name: str) -> Measure:
     """Returns the measure of a name in metrics.json; one without an entry has no limits."""
     measure, _ = parts_of(name)
-    return MEASURES.get(measure) or Measure(measure, *_UNLIMITED)
+    return MEASURES.get(measure) or Measure(measure, -math.inf, math.inf, "number")

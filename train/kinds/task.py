@@ -20,7 +20,7 @@ from tfrecord_io.pages import page
 from train.kinds import measures
 from train.machine.errors import TrainingError
 
-#: With more labels than this, none has a threshold and a line of calibration of its own.
+#: With more labels than this, none has a threshold of its own.
 MAX_VIEWS = 40
 
 #: Limits of a fitted temperature. A fit that reaches them has too few images; the logits of a

@@ -13,8 +13,7 @@ import numpy as np
 from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.terminal.printing import listed, printable
 from train.data.dataset import SITE
-from train.kinds.measures import calibration_line, defined_mean, means_by_place
-from train.kinds.task import MAX_VIEWS
+from train.kinds.measures import defined_mean, means_by_place
 from train.results.bootstrap import CONFIDENCE_LEVEL, examples_behind, rounded, with_intervals
 from train.results.options import MeasureOptions
 from train.results.predictions import Predictions
@@ -140,8 +139,7 @@ def evaluate_predictions(predictions: Predictions, num_samples: int, seed: int) 
         of a cross-validation also `areas_left_out`, how many folds each area under a curve leaves
         out because a class is missing. `scores` has `value`, `low` and `high` of the 95 % interval
         by the name of the measure; an entry is None if it is undefined or rests on a single group
-        (see `with_intervals`), and the line of calibration has no interval. `notes` are sentences
-        about what limits these figures.
+        (see `with_intervals`). `notes` are sentences about what limits these figures.
     """
     task, groups, label_names = predictions.task, predictions.groups, predictions.label_names
     probabilities, truths = predictions.probabilities, predictions.truths
@@ -151,10 +149,6 @@ def evaluate_predictions(predictions: Predictions, num_samples: int, seed: int) 
     interval = functools.partial(with_intervals, groups=indices, behind=behind, seed=seed)
     scores = interval(functools.partial(task.score, predictions), num_samples=num_samples)
     scores |= interval(functools.partial(_areas, predictions), num_samples=num_area_samples)
-    scores |= {
-        name: {"value": rounded(value), "low": None, "high": None}
-        for name, value in _lines(predictions).items()
-    }
     unknown = {name: count for name, count in groups.sources.items() if name != "patient"}
     result: dict[str, Any] = {
         "num_examples": len(truths),
@@ -204,24 +198,6 @@ def _areas(predictions: Predictions, weights: np.ndarray) -> dict[str, np.ndarra
         rows = np.flatnonzero(predictions.folds == fold)
         by_fold.append(predictions.task.areas(predictions.take(rows), weights[:, rows]))
     return {name: defined_mean(np.stack([each[name] for each in by_fold])) for name in by_fold[0]}
-
-
-def _lines(predictions: Predictions) -> dict[str, float]:
-    """Returns the line of calibration of each view; of a cross-validation the mean of the folds."""
-    names = predictions.label_names
-    if len(names) > MAX_VIEWS:
-        return {}
-    by_fold = []
-    for answers in predictions.by_fold():
-        has, lines = answers.task.has(answers.truths, len(names)), {}
-        for view in answers.task.views(names):
-            line = calibration_line(view.is_positive(has), view.ranking(answers.probabilities))
-            lines |= {view.of(name): value for name, value in line.items()}
-        by_fold.append(lines)
-    return {
-        name: float(defined_mean(np.array([lines[name] for lines in by_fold])))
-        for name in by_fold[0]
-    }
 
 
 def describe_folds(scores: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:

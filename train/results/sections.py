@@ -34,7 +34,7 @@ _MAIN_SETTINGS = (
     "schedule", "class_weights", "augment", "precision", "seed",
 )  # fmt: skip
 
-# Of fewer positives a sensitivity of 95 % depends on one image, and a line of calibration is noise.
+# Of fewer positives a sensitivity of 95 % depends on one image.
 _FEW_POSITIVES = 20
 
 # Most columns and rows of a table of answers on top of the page, mistakes there, and their side.
@@ -309,35 +309,10 @@ def folds(result: CrossValidationResult) -> Section:
 
 def probabilities(result: Result) -> Section:
     """Curves, calibration and thresholds."""
-    metrics, noun, charts = result.metrics, result.task.kind.noun, result.charts
+    metrics, charts = result.metrics, result.charts
     cards: list[Any] = [
         charts[name] for name in ("roc", "precision", "reliability") if name in charts
     ]
-    counts, total = metrics["label_counts"], metrics["num_examples"]
-    enough = [
-        name for name, count in counts.items() if _FEW_POSITIVES <= count <= total - _FEW_POSITIVES
-    ]
-    rows = [
-        [
-            _name(view),
-            *(
-                words.decimal(metrics["scores"].get(view.of(name), {}).get("value"))
-                for name in ("calibration_slope", "calibration_intercept")
-            ),
-        ]
-        for view in result.views
-        if view.name in enough or (view.is_group and enough)
-    ]
-    if rows:
-        about = (
-            "Logistic recalibration (Cox 1958): a slope below 1 means that the probabilities are "
-            "too extreme, an intercept below 0 that they are too high; 1 and 0 are perfect. The "
-            "Brier score, the mean squared distance of the probabilities from the truth, is "
-            f"{words.with_interval(metrics['scores']['brier'])}; 0 is perfect."
-        )
-        title = f"Calibration of each {noun}"
-        table = page.Table(title, [noun, "slope", "intercept"], rows)
-        cards.append(page.Box([table, _folded(about)], title=f"{title} against the rest"))
     calibration, thresholds = metrics.get("calibration"), metrics.get("thresholds")
     if not (cards or calibration or thresholds):
         return None

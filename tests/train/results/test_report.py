@@ -344,12 +344,6 @@ def test_figures_on_top_have_intervals_and_stand_beside_those_by_patient():
     assert text.index("not a medical device") < text.index("<dl")
 
 
-def test_few_positives_have_no_line_of_calibration(full):
-    assert "Calibration of each class against the rest" in words(page_of(**full))
-    few = full | {"metrics": report_of(num_examples=40)["metrics"]}
-    assert "Calibration of each class" not in words(page_of(**few))
-
-
 # ---- in a browser
 
 

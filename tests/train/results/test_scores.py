@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import scipy.special
 from answers import certain, predictions_of, scores_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +8,7 @@ from sklearn import metrics as sk_metrics
 
 from train.kinds import measures
 from train.kinds.classes import CLASSES
-from train.kinds.measures import calibration_line, predictive_values
+from train.kinds.measures import predictive_values
 from train.kinds.registry import TASKS
 from train.results.bootstrap import draws_of, examples_behind, with_intervals
 
@@ -174,33 +173,6 @@ def test_a_measure_rests_on_the_groups_of_its_smaller_side(names, labels, groups
     has = CLASSES.has(np.array(labels), len(names))
     found = examples_behind(CLASSES.views(names), has, np.array(groups))
     assert {name: np.count_nonzero(found[name]) for name in expected} == expected
-
-
-# ---- calibration
-
-
-@pytest.mark.parametrize(("steepness", "shift"), [(1.0, 0.0), (0.3, 1.5), (1.7, -2.0)])
-def test_the_line_of_calibration_finds_how_the_probabilities_were_spoilt(steepness, shift):
-    generator = np.random.default_rng(0)
-    logits = generator.normal(size=4000)
-    is_positive = generator.random(4000) < scipy.special.expit(steepness * logits + shift)
-    found = calibration_line(is_positive, scipy.special.expit(logits))
-    assert found["calibration_slope"] == pytest.approx(steepness, abs=0.2)
-    shifted = scipy.special.expit(logits + found["calibration_intercept"])
-    assert shifted.mean() == pytest.approx(is_positive.mean())
-
-
-def test_without_both_sides_or_with_sides_that_are_apart_there_is_no_line():
-    probabilities = np.array([0.1, 0.2, 0.7, 0.8])
-    for is_positive in (np.zeros(4, bool), np.ones(4, bool)):
-        assert np.isnan(list(calibration_line(is_positive, probabilities).values())).all()
-    apart = calibration_line(probabilities > 0.5, probabilities)
-    assert np.isnan(apart["calibration_slope"])
-    assert np.isfinite(apart["calibration_intercept"])
-    same = calibration_line(probabilities > 0.5, np.full(4, 0.3))
-    assert np.isnan(same["calibration_slope"])
-    # Half of all are positive.
-    assert same["calibration_intercept"] == pytest.approx(-scipy.special.logit(0.3))
 
 
 @pytest.mark.parametrize("num_classes", [2, 4])
