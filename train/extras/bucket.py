@@ -133,7 +133,6 @@ def working_folder(workdir: str | os.PathLike[str]) -> Iterator[RunFolder]:
             address=mirror.url,
             saved=mirror.upload,
             note=f"note: TensorBoard's logs stay on this machine, in {logs}",
-            is_copy=True,
         )
 
 

@@ -134,28 +134,16 @@ class Classes(Task):
         usual = _usual(metrics)
         return usual and words.doubt(metrics, "accuracy", usual[1], rival)
 
-    def table_of_answers(self, metrics: Mapping[str, Any]) -> page.Table:
-        names = list(metrics["label_counts"])
-        matrix = np.asarray(metrics["confusion_matrix"])
-        totals = matrix.sum(1)
-        if len(names) <= words.MAX_CLASSES:
-            rows = [
-                words.row_of_counts(name, matrix[place], [totals[place]] * len(names), [place])
-                for place, name in enumerate(names)
-            ]
-            columns = ["truth ↓ answer →", *names]
-            return page.Table("Answers for the images of each class", columns, rows, look="matrix")
-        wrong = np.argwhere((matrix > 0) & ~np.eye(len(names), dtype=bool)).tolist()
-        wrong.sort(key=lambda place: -matrix[tuple(place)])
+    def table_of_answers(self, metrics: Mapping[str, Any]) -> page.Table | None:
+        names, matrix = list(metrics["label_counts"]), np.asarray(metrics["confusion_matrix"])
+        if len(names) > words.MAX_CLASSES:
+            return None
         rows = [
-            words.row_of_counts(
-                f"{names[true]} → {names[answer]}", [matrix[true, answer]], [totals[true]], []
-            )
-            for true, answer in wrong[: words.MAX_CLASSES]
+            words.row_of_counts(name, row, [row.sum()] * len(names), [place])
+            for place, (name, row) in enumerate(zip(names, matrix, strict=True))
         ]
-        title = f"The {len(rows)} most frequent mistakes; metrics.json has the whole matrix"
-        columns = ["truth → answer", "images (share of the class)"]
-        return page.Table(title, columns, rows, look="matrix")
+        columns = ["truth ↓ answer →", *names]
+        return page.Table("Answers for the images of each class", columns, rows, look="matrix")
 
     def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
         given = self.chosen(answers.probabilities)

@@ -140,8 +140,8 @@ class MultiLabel(Task):
 
     def table_of_answers(self, metrics: Mapping[str, Any]) -> page.Table:
         rows = []
-        for name in words.shown_classes(metrics):
-            (alone, alarms), (missed, found) = metrics["confusion_matrices"][name]
+        for name, matrix in metrics["confusion_matrices"].items():
+            (alone, alarms), (missed, found) = matrix
             counts = [found, missed, alarms, alone]
             totals = [found + missed] * 2 + [alarms + alone] * 2
             rows.append(words.row_of_counts(name, counts, totals, [0, 3]))

@@ -281,8 +281,8 @@ class Task(abc.ABC):
         """Returns a warning if the result may be chance, or None."""
 
     @abc.abstractmethod
-    def table_of_answers(self, metrics: Mapping[str, Any]) -> page.Table:
-        """Returns a table of answers; of many classes, one of the most frequent mistakes."""
+    def table_of_answers(self, metrics: Mapping[str, Any]) -> page.Table | None:
+        """Returns a table of answers; None if the classes are too many for one."""
 
     def mistakes(self, answers: Answers, most: int) -> list[OneAnswer]:
         """Returns the wrong answers with the highest probabilities."""

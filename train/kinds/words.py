@@ -11,7 +11,7 @@ from tfrecord_io.terminal.printing import counted, printable
 from train.kinds.measures import URGENT_CLASSES, known, parts_of
 from train.kinds.task import Task
 
-#: Most classes in a table; with more classes, it has the worst.
+#: With more classes than this, no table or chart has a column of each; metrics.json has all.
 MAX_CLASSES = 20
 
 # ---- figures
@@ -124,20 +124,6 @@ def row_of_counts(
 
 
 # ---- sentences on the labels
-
-
-def shown_classes(metrics: Mapping[str, Any]) -> list[str]:
-    """Returns the classes of the tables: all, or of many those with the lowest sensitivity.
-
-    Of equal ones, the larger class comes first. Classes without images come last.
-    """
-    counts = metrics["label_counts"]
-
-    def rank(name: str) -> tuple[bool, float, int]:
-        sensitivity = metrics["scores"][f"sensitivity/{name}"]["value"]
-        return sensitivity is None, sensitivity or 0.0, -counts[name]
-
-    return list(counts) if len(counts) <= MAX_CLASSES else sorted(counts, key=rank)[:MAX_CLASSES]
 
 
 def best_and_worst(metrics: Mapping[str, Any], measure: str) -> list[str]:

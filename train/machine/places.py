@@ -40,7 +40,6 @@ class RunFolder:
         saved: is called with the path when files that belong together were written, and with
             whether they are the first after those of a run that this one replaces.
         note: what to say of it before a training; empty for nothing.
-        is_copy: whether the run is at home elsewhere, so that no link leads from it to the dataset.
     """
 
     path: Path
@@ -48,7 +47,6 @@ class RunFolder:
     address: str
     saved: Callable[[Path, bool], object] = lambda path, replaces: None
     note: str = ""
-    is_copy: bool = False
 
     @classmethod
     def at(cls, workdir: RunFolder | str | os.PathLike[str]) -> RunFolder:

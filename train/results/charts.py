@@ -22,14 +22,11 @@ from sklearn import metrics as sk_metrics
 from tfrecord_io.pages import page
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.printing import printable
-from train.kinds.words import thousandths, with_interval
+from train.kinds.words import MAX_CLASSES, thousandths, with_interval
 from train.results.predictions import Predictions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-#: With more classes than this, a confusion matrix cannot be read; metrics.json has it.
-MAX_CLASSES = 40
 
 # Curves in one chart.
 _MAX_CURVES = 8

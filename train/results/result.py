@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import os
 import platform
 import shlex
@@ -56,7 +55,6 @@ class Result:
         exposure: which measured images the networks had seen; None if none was measured.
         config: of the networks, see config.json; empty if it is not that of this dataset.
         history: a row an epoch.
-        is_copy: whether the folder is uploaded to a URL, from which no link leads to the dataset.
         facts: on the network and how the page was made, by the title of their frame.
         charts: by name, see `charts.write_charts`.
         mistakes: the surest ones, with their images.
@@ -70,7 +68,6 @@ class Result:
     exposure: Exposure | None = None
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     history: Sequence[Mapping[str, Any]] = ()
-    is_copy: bool = False
     facts: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     charts: Mapping[str, page.Drawing] = dataclasses.field(default_factory=dict)
     mistakes: Sequence[ShownAnswer] = ()
@@ -108,17 +105,11 @@ class Result:
         """Whether the run made its choices with the images that measure it."""
         return self.metrics.get("split") == "val"
 
-    @functools.cached_property
-    def shown(self) -> list[str]:
-        """The labels that the tables have."""
-        return words.shown_classes(self.metrics)
-
-    @functools.cached_property
+    @property
     def views(self) -> list[View]:
-        """The rows of the table of labels: each label, and groups of them."""
-        views = {view.name: view for view in self.task.views(list(self.metrics["label_counts"]))}
-        groups = (view for view in views.values() if view.is_group)
-        return [*(views[name] for name in self.shown), *groups]
+        """The rows of the table of labels: each label, and then groups of them."""
+        views = self.task.views(list(self.metrics["label_counts"]))
+        return sorted(views, key=lambda view: view.is_group)
 
     def images_of(self, split: str) -> list[int]:
         """Returns the images of a split and of each label in it, without augmented copies."""

@@ -5,10 +5,7 @@ A function returns the title and the blocks of its section; its name is the anch
 
 from __future__ import annotations
 
-import os
-import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,7 +117,8 @@ def _figures_on_top(result: Result) -> list[Any]:
 def _small_matrix(result: Result) -> page.Table | None:
     """Returns the table of right and wrong answers if it is small enough for the first screen."""
     table = result.task.table_of_answers(result.metrics)
-    return table if max(len(table.columns), len(table.rows)) <= _MAX_ON_TOP else None
+    is_small = table and max(len(table.columns), len(table.rows)) <= _MAX_ON_TOP
+    return table if is_small else None
 
 
 def _tiles(result: Result) -> list[Any]:
@@ -211,11 +209,7 @@ def classes(result: Result) -> Section:
         ]
         rows.append([_name(view, small), counts.get(view.name, totals[0]), *cells])
     columns = _columns((kind.noun, "images"), task.label_measures)
-    title = "The {} {} with the lowest sensitivity; "
-    title += '<a href="metrics.json">metrics.json</a> has the other {}'
-    num_more = len(counts) - len(rows)
-    title = page.markup(title, str(len(rows)), kind.plural, f"{num_more:,}") if num_more > 0 else ""
-    card = page.Box([page.Table(f"Measures of each {kind.noun}", columns, rows)], title=title)
+    card = page.Box([page.Table(f"Measures of each {kind.noun}", columns, rows)])
     return kind.plural.capitalize(), [_folded(about), card]
 
 
@@ -283,16 +277,13 @@ def answers(result: Result) -> Section:
 def folds(result: CrossValidationResult) -> Section:
     """The measures of each fold of a cross-validation, and their spread."""
     metrics, measures = result.metrics, result.task.run_measures
-    labels, has_all = metrics["label_counts"], len(metrics["label_counts"]) == len(result.shown)
     about = (
         "How much a figure varies with the patients that are evaluated. A difference between two "
         "settings that is smaller than this may be chance."
     )
     rows = [
-        [words.title_of(name), *map(words.thousandths, row.values())]
-        for name, row in metrics["spread"].items()
-        # Of the classes, the spread has the sensitivity; of many classes, nothing.
-        if name.partition("/")[2] not in labels or (has_all and name.startswith("sensitivity/"))
+        [words.title_of(name), *map(words.thousandths, metrics["spread"][name].values())]
+        for name in measures
     ]
     link = '<a href="fold-{0}/report.html">{0}</a>'
     of_folds = [
@@ -369,13 +360,12 @@ def _thresholds(result: Result) -> list[Any]:
 
 def training(result: Result) -> Section:
     """How the network was trained, and on what."""
-    manifest, data = result.manifest, f"{result.dataset.path}/report.html"
+    manifest = result.manifest
     height, width, channels = manifest.image_shape
     images = {name: result.images_of(name) for name in manifest.splits}
-    url = _page_of_data(result)
     facts = {
         "name": manifest.name,
-        "its page": page.markup('<a href="{}">{}</a>', url, data) if url else data,
+        "its page": f"{result.dataset.path}/report.html",
         "images": f"{sum(total for total, *_ in images.values()):,} of {width}×{height} pixels, "
         f"{'grey' if channels == 1 else 'colour'}, "
         f"{manifest.label_kind.describe(manifest.label_names)}",
@@ -398,17 +388,6 @@ def training(result: Result) -> Section:
     ]
 
 
-def _page_of_data(result: Result) -> str | None:
-    """Returns the URL of the page of the dataset relative to this page, or None if there is none.
-
-    That of a dataset with codes could name folders that the command did not name.
-    """
-    path = Path(str(result.dataset.path)) / "report.html"
-    if result.is_copy or not path.is_file() or result.manifest.has_codes:
-        return None
-    return urllib.parse.quote(os.fsencode(os.path.relpath(path, result.directory)))
-
-
 def limits(result: Result) -> Section:
     """What a reader must not conclude from a result."""
     metrics, manifest = result.metrics, result.manifest
@@ -425,9 +404,4 @@ def limits(result: Result) -> Section:
             f"There are fewer than {_FEW_IMAGES} training images of {listed(rare)}. More of them "
             "would probably help most."
         )
-    for finding in manifest.audit.get("findings", []):
-        found = f"The dataset's audit says: {sentence(finding['title'])}"
-        is_known = any(each.startswith(found.removesuffix(".")) for each in sentences)
-        if finding["severity"] in ("problem", "warning") and not is_known:
-            sentences.append(found)
     return ("Limits of this result", [page.Box([page.Items(sentences)])]) if sentences else None

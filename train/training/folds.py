@@ -89,7 +89,6 @@ def _write(
         metrics=results,
         predictions=predictions,
         exposure=expose(data, networks, is_measured=True),
-        is_copy=folder.is_copy,
     ).write()
     folder.save()
     print(f"the metrics and {PAGE_NAME} of all folds are in {folder.address}")

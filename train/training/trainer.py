@@ -133,7 +133,6 @@ def complete(
         predictions=predictions,
         exposure=exposure,
         history=progress.history,
-        is_copy=folder.is_copy,
         facts={"Network": facts},
     )
     predict = functools.partial(answer, final.network.model)

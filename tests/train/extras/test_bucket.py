@@ -71,9 +71,6 @@ def test_a_run_in_a_bucket_goes_on_from_there_and_ends_as_a_local_one(
     assert f"The model, its metrics and report.html are in {url}" in said
     assert marked.train(class_data, url, **marked.CLASS_RUN) == 0
     assert capsys.readouterr().out == f"the run in {url} is complete; nothing to do\n"
-    page = s3.read(f"{tmp_path.name}/")["report.html"].decode()
-    assert "data/report.html" in page
-    assert 'data/report.html"' not in page, "no link leads from the bucket to the dataset"
     assert marked.metrics_of(open_run(url)) == marked.metrics_of(class_run)
     marked.check_equal(*(marked.arrays_of(run / "best.npz") for run in (open_run(url), class_run)))
 

@@ -83,7 +83,7 @@ def test_the_reliability_is_accuracy_by_confidence():
         (OCT_NAMES, 60, ALL),
         (("a$x^$b", "$\\frac{1}$", "\x1b[31mred", "黄斑", "_long name " * 9), 40, ALL),
         (("only",), 5, {"loss", "accuracy", "confusion"}),
-        ([f"class number {index}" for index in range(41)], 82, ALL - {"confusion"}),
+        ([f"class number {index}" for index in range(21)], 42, ALL - {"confusion"}),
     ],
     ids=["oct", "odd_names", "one", "many"],
 )
