@@ -18,8 +18,8 @@ _ALARMING_WARNINGS = ("near_label_conflict", "shortcuts")
 # What to do about a finding, for those who read its title alone.
 _ADVICE = {
     "patient_leak": "results will be too good; build with --splits patient",
-    "picture_leak": "results will be too good; build with --leaks drop",
-    "near_duplicates": "results will be too good; build with --leaks drop",
+    "picture_leak": "results will be too good; audit --output lists copies for build --exclude",
+    "near_duplicates": "results will be too good; audit --output lists copies for build --exclude",
     "label_conflict": "audit --output lists them for build --exclude",
     "near_label_conflict": "look at these and correct the label that is wrong",
     "shortcuts": "a network may learn these instead of the disease; compare its results within one "
