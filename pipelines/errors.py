@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator
 
 from tfrecord_io.decoding.rejects import is_of_content
+from tfrecord_io.terminal.errors import MessageError as MessageError
 from tfrecord_io.terminal.errors import StoreError as StoreError
-from tfrecord_io.terminal.errors import ToldError as ToldError
 from tfrecord_io.terminal.errors import UserError as UserError
 
 
-class BuildError(ToldError):
+class BuildError(MessageError):
     """A build that could not be finished.
 
     The entry point prints only the message and exits with code 1.

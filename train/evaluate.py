@@ -92,7 +92,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     manifest = dataset.manifest
     splits = _chosen_splits(manifest, split, data)
     output = _output_of(arguments, manifest)
-    runs = single_runs([open_run(each) for each in arguments.run])
+    runs = single_runs([open_run(address) for address in arguments.run])
     classifier = load_classifiers(runs)
     # With Keras, which takes seconds.
     from train.results import metrics, thresholds

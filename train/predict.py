@@ -106,7 +106,7 @@ def _warn(warning: str | None) -> None:
 def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) -> None:
     """Prints the predictions; a terminal or a table gets control characters escaped."""
     names = classifier.label_names
-    rows = [_row(each, names) for each in predictions]
+    rows = [_row(prediction, names) for prediction in predictions]
     if form == "json":
         print(json.dumps(rows, indent=1))
         return
@@ -153,14 +153,16 @@ def _row(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
 
 def _sum_up(shown: Sequence[Prediction], classifier: Classifier, *, with_legend: bool) -> None:
     """Prints what columns mean and the shares of the answers, on standard error."""
-    are_patients = any(each.num_images is not None for each in shown)
-    answers = [str(each.predicted) for each in shown if each.probabilities is not None]
+    are_patients = any(prediction.num_images is not None for prediction in shown)
+    answers = [
+        str(prediction.predicted) for prediction in shown if prediction.probabilities is not None
+    ]
     lines = []
     if with_legend and are_patients:
         lines.append(
             "path: of the image that decided most; the probabilities are means over the images"
         )
-    if with_legend and any(each.reject for each in shown):
+    if with_legend and any(prediction.reject for prediction in shown):
         lines.append("reject: why there is no answer")
     if with_legend and classifier.thresholds:
         wanted = f"{classifier.thresholds[0]['wanted_sensitivity']:.0%}"

@@ -178,7 +178,7 @@ def clear_errors(runner: PipelineRunner) -> Iterator[None]:
             chain.append(cause)
         if any(isinstance(link, KeyboardInterrupt) for link in chain):
             raise KeyboardInterrupt from None  # Beam turns it into a RuntimeError
-        known = [link for link in chain if isinstance(link, errors.ToldError)]
+        known = [link for link in chain if isinstance(link, errors.MessageError)]
         message = str(known[0]) if known else None
         # Beam raises a copy of a worker's error, whose message ends with the name of the step.
         if len(known) > 1 and known[0].__cause__ is None and type(known[0]) is type(known[1]):

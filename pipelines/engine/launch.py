@@ -115,9 +115,9 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
     with _signals_as_ctrl_c() as received:
         try:
             command(argv)
-        except (errors.ToldError, OSError) as error:
+        except (errors.MessageError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
-            return error.exit_code if isinstance(error, errors.ToldError) else 1
+            return error.exit_code if isinstance(error, errors.MessageError) else 1
         except KeyboardInterrupt:
             print("\nstopped; run the same command again to resume", file=sys.stderr)
             return 128 + (received or [signal.SIGINT])[0]

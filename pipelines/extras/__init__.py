@@ -1,1 +1,1 @@
-"""Powers beside the way of a build: each can be deleted with its lines in the command."""
+"""Optional features of a build, a module each; `pipelines/build_tfrecords.py` calls them."""

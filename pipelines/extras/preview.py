@@ -43,8 +43,8 @@ def print_plan(draft: Manifest, refs: pa.Table, tasks: Sized, output: str) -> No
         counts = draft.label_kind.counts(some["label"].to_pylist(), draft.label_names)
         classes = zip(map(printable, draft.label_names), counts, strict=True)
         patients = counted(len(some["patient"].drop_null().unique()), "known patient")
-        told = ", ".join(f"{name} {count:,}" for name, count in classes)
-        print(f"{split}: {counted(some.num_rows, 'image')} of {patients}: {told}")
+        of_classes = ", ".join(f"{name} {count:,}" for name, count in classes)
+        print(f"{split}: {counted(some.num_rows, 'image')} of {patients}: {of_classes}")
     size = refs.num_rows * draft.layout.stride / 1e6
     print(f"{size:,.1f} MB in {counted(len(tasks), 'shard')} would be written to {output}")
     print("nothing was written")

@@ -43,7 +43,7 @@ def renamed(images: Images, names: Mapping[str, str], kind: LabelKind) -> Images
         )
     labels = images.table["label"].cast(pa.string()).combine_chunks().dictionary_encode()
     texts = [kind.names_in(text) for text in labels.dictionary.to_pylist()]
-    present = {name for some in (images.label_names, *texts) for name in some}
+    present = {name for labels in (images.label_names, *texts) for name in labels}
     shown = {written(name): name for name in present}
     meant = {old if old in present else shown.get(old, old): new for old, new in names.items()}
     if absent := sorted(meant.keys() - present):
@@ -56,7 +56,7 @@ def renamed(images: Images, names: Mapping[str, str], kind: LabelKind) -> Images
         return tuple(dict.fromkeys(meant.get(name, name) for name in some))
 
     order = new(images.label_names)
-    found = [sorted(new(some), key=order.index) if order else new(some) for some in texts]
+    found = [sorted(new(labels), key=order.index) if order else new(labels) for labels in texts]
     column = pa.array(map(kind.text_of, found), pa.string()).take(labels.indices)
     images = images.with_column("label", column.dictionary_encode())
     identity = {**images.identity, "rename_classes": dict(names)}

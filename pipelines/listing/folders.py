@@ -211,7 +211,7 @@ def _refusal(counts: Mapping[str, int], shared: Sequence[str]) -> str:
     depths = collections.Counter[int]()
     for folder, names in below.items():
         depths[len(names)] += counts[folder]
-    depth = max(depths, key=lambda some: (depths[some], some))
+    depth = max(depths, key=lambda depth: (depths[depth], depth))
     levels = [collections.Counter[str]() for _ in range(depth)]
     for folder, names in below.items():
         for level, name in zip(levels, names, strict=False):

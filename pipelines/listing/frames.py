@@ -62,14 +62,14 @@ def with_frames(
     refs, num_files = images.table, images.table.num_rows
     rows = np.flatnonzero(~has_suffix(refs["path"], SINGLE_SUFFIXES).to_numpy())
     read = _read_all(refs.take(rows), source) if len(rows) else []
-    if not any(some.file_format for some in read) and not modalities:
+    if not any(picture.file_format for picture in read) and not modalities:
         return images.noted(*_note_on_modalities(refs))
     pictures = [ONE_PICTURE] * num_files
     for row, some in zip(rows.tolist(), read, strict=True):
         pictures[row] = some
-    ignored = collections.Counter(reason for some in pictures for reason in some.ignored)
-    frames = [(number, some.header) for some in pictures for number in some.frames]
-    refs = refs.take(np.repeat(np.arange(num_files), [len(some.frames) for some in pictures]))
+    ignored = collections.Counter(reason for picture in pictures for reason in picture.ignored)
+    frames = [(number, picture.header) for picture in pictures for number in picture.frames]
+    refs = refs.take(np.repeat(np.arange(num_files), [len(picture.frames) for picture in pictures]))
     if modalities:
         of_table = refs[_MODALITY].to_pylist() if _MODALITY in refs.column_names else None
         found = of_table or [header.modality for _, header in frames]

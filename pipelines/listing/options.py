@@ -151,7 +151,7 @@ class ListingOptions:
             yield "the class is in --layout or found by --label_regex; give one of them"
         if "patient" in self.layout and self.patient_regex != DEFAULT_PATIENT_REGEX:
             yield "the patient is in --layout or found by --patient_regex; give one of them"
-        if any(len({*some}) < len(some) for some in (self.classes, self.grades, chosen)):
+        if any(len({*labels}) < len(labels) for labels in (self.classes, self.grades, chosen)):
             yield "--classes, --grades and --label_columns take each name once"
         if len(self.grades) == 1:
             yield f"--grades takes two or more names; received {self.grades[0]}"

@@ -261,7 +261,7 @@ def _labels_of_truths(columns: Columns, options: ListingOptions) -> pa.ChunkedAr
     flags, unknown = [], {}
     for name, column in columns.items():
         column = pc.utf8_lower(column)
-        is_true, is_false = (pc.is_in(column, pa.array(some)) for some in (_TRUE, _FALSE))
+        is_true, is_false = (pc.is_in(column, pa.array(texts)) for texts in (_TRUE, _FALSE))
         is_unknown = pc.or_(pc.is_null(column), pc.is_in(column, pa.array(_UNKNOWN)))
         known = pc.or_(pc.or_(is_true, is_false), is_unknown)
         if not pc.all(known).as_py():

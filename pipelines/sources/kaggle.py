@@ -108,7 +108,7 @@ def _fetch(client: Any, dataset: str, part: Path) -> None:
         raise _refusal(error, f"download {dataset}") from None
 
 
-def _refusal(error: Exception, what: str) -> errors.ToldError:
+def _refusal(error: Exception, what: str) -> errors.MessageError:
     """Returns the error for what the client raised when it should do something."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 401:

@@ -99,7 +99,7 @@ def locked(storage: Folder) -> Iterator[None]:
         try:
             storage.names()
             finish_replacing(storage)
-        except errors.ToldError as error:
+        except errors.MessageError as error:
             raise errors.UserError(f"cannot use --output {storage.root}: {error}") from None
         yield
         if storage.exists(manifest.FILE_NAME):

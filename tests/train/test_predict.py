@@ -333,7 +333,7 @@ def test_each_image_has_a_map_whatever_its_name(run_folder, files, tmp_path, cap
         assert (picture.size, picture.mode) == (SHAPE[1::-1], "RGB")
 
 
-def test_another_version_of_the_decoder_is_told(run_folder, files, tmp_path, capsys):
+def test_another_version_of_the_decoder_is_printed(run_folder, files, tmp_path, capsys):
     for version, warns in ((PIL.__version__, False), ("9.0.1", True)):
         run = edited_run(run_folder, tmp_path / version, decoder={"pillow": version})
         said = answer(capsys, run, files / "a.jpeg").err

@@ -89,7 +89,7 @@ def test_a_users_mistake_ends_with_code_2_and_one_line(
     assert not (tmp_path / "x").exists()
 
 
-def test_a_wrong_path_is_told_before_anything_heavy_is_imported():
+def test_a_wrong_path_is_printed_before_anything_heavy_is_imported():
     code = (
         "import sys; from train import benchmark, evaluate, run; data = '--data=/nowhere'; "
         "codes = [run.main([data, '--workdir=x']), evaluate.main([data, '--model=x']), "

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, TiffImagePlugin
 
-from tfrecord_io.decoding.rejects import Reject, check_size, told_by
+from tfrecord_io.decoding.rejects import Reject, check_size, reason_of
 from tfrecord_io.decoding.unread import START_BYTES, what_is
 
 # Pillow knows many more, but each is attack surface.
@@ -63,7 +63,7 @@ def read_picture(data: bytes) -> Picture:
         if file_format != "JPEG" and (num_frames := getattr(image, "n_frames", 1)) > 1:
             raise _several(file_format, num_frames)
         if file_format == "PNG":
-            # Pillow decodes what is there, and looks at the checksums only if it is told to.
+            # Pillow decodes what is there, and looks at the checksums only if asked to.
             Image.open(io.BytesIO(data), formats=_FORMATS).verify()
         if isinstance(image, TiffImagePlugin.TiffImageFile):
             _check_tiff(image, data)
@@ -173,5 +173,5 @@ def _reason(data: bytes) -> Reject:
             try:
                 plugin(io.BytesIO(data), "")
             except Exception as error:
-                return Reject("undecodable", f"{name}: {told_by(error)}")
+                return Reject("undecodable", f"{name}: {reason_of(error)}")
     return Reject("not_an_image", f"{len(data):,} bytes, {kind or 'no known format'}")

@@ -36,7 +36,7 @@ class Preprocessing:
         fit: `pad` scales both sides by one factor, to the nearest pixel, and centers the picture.
         min_fill: the least share of a stored side that a padded picture fills. By default a picture
             of more than twice the stored shape is squeezed: a scan of 1536x496 would have 72 of 224
-            rows, too few to see the disease (figures: benchmarks/README.md).
+            rows, too few to see the disease (figures: docs/training.md).
 
     Values out of range raise a ValueError.
     """

@@ -71,15 +71,15 @@ def as_rejects() -> Iterator[None]:
         if not is_of_content(error):
             raise
         raise Reject(
-            "truncated" if "truncated" in str(error).lower() else "undecodable", told_by(error)
+            "truncated" if "truncated" in str(error).lower() else "undecodable", reason_of(error)
         ) from None
 
 
-def told_by(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Returns the reason that a library gives; not if it quotes the file, which may be a secret."""
     lines = str(error).strip().splitlines()  # the last one of pydicom's has the reason
-    is_told = bool(lines) and "b'" not in lines[-1] and 'b"' not in lines[-1]
-    return lines[-1].strip() if is_told else f"the decoder raised {type(error).__name__}"
+    is_safe = bool(lines) and "b'" not in lines[-1] and 'b"' not in lines[-1]
+    return lines[-1].strip() if is_safe else f"the decoder raised {type(error).__name__}"
 
 
 def check_size(width: int, height: int) -> None:

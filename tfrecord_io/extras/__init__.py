@@ -1,1 +1,1 @@
-"""Powers beside the way, each a command of one file: delete it and its lines in `__main__.py`."""
+"""Optional features, a module each; the commands call them."""

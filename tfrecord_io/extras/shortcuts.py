@@ -185,8 +185,8 @@ def measure(examples: pa.Table, label_codes: np.ndarray, joined: Groups) -> Shor
 
     def predict(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
         right = _cross_validate(columns, labels, folds, num_classes) == labels
-        told = np.bincount(labels, weights=right, minlength=num_classes)
-        return right, float(np.mean(told / np.bincount(labels)))
+        num_right = np.bincount(labels, weights=right, minlength=num_classes)
+        return right, float(np.mean(num_right / np.bincount(labels)))
 
     right, accuracy = predict([codes for codes, _ in signals.values()])
     low, high = _interval(right, accuracy, labels, groups, num_classes)
@@ -281,7 +281,7 @@ def _interval(
     cells = groups * num_classes + labels
     size = num_groups * num_classes
     # For each patient and class: the number of images, and of images predicted correctly.
-    total, told = (
+    total, right_of = (
         np.bincount(cells, weights=weights, minlength=size).reshape(num_groups, num_classes)
         for weights in (None, right)
     )
@@ -293,7 +293,7 @@ def _interval(
         # A resample of few patients may lack a class, or all classes.
         if resampled.any():
             there = resampled > 0
-            values.append(np.mean((weights @ told)[there] / resampled[there]))
+            values.append(np.mean((weights @ right_of)[there] / resampled[there]))
     effective = max(2.0, (total.sum(0) ** 2 / np.square(total).sum(0)).min())
     factor = np.sqrt((1 + _NUM_FOLDS / (_NUM_FOLDS - 1)) * effective / (effective - 1))
     ends = accuracy + factor * (np.quantile(values or [0.0, 1.0], [0.025, 0.975]) - accuracy)

@@ -19,7 +19,7 @@ from tfrecord_io.format.kinds import CLASSES, LabelKind, kind_in
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores import replace
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
-from tfrecord_io.terminal.errors import ToldError
+from tfrecord_io.terminal.errors import MessageError
 from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import listed
 
@@ -67,7 +67,7 @@ _AS_THEY_ARE = (
 )  # fmt: skip
 
 
-class ManifestError(ToldError, ValueError):
+class ManifestError(MessageError, ValueError):
     """A dataset that cannot be used: unfinished, damaged, inconsistent or of another version."""
 
     exit_code = 2

@@ -49,7 +49,7 @@ class Person:
 
 def persons(names: pa.Array, sites: pa.Array) -> pa.Array:
     """Returns the texts of persons, large_string [num_images]; null where the name is null."""
-    names, sites = (column_in_one_form(some.cast(pa.large_string())) for some in (names, sites))
+    names, sites = (column_in_one_form(column.cast(pa.large_string())) for column in (names, sites))
     escaped = pc.replace_substring(pc.replace_substring(sites, "%", "%25"), "/", "%2F")
     joined = pc.binary_join_element_wise(escaped, names, pa.scalar("/", pa.large_string()))
     has_site = pc.fill_null(pc.not_equal(sites, ""), False)

@@ -42,8 +42,8 @@ _HEAD_PADDING, _TAIL_PADDING = "head_padding", "tail_padding"
 # (EIGEN_MAX_ALIGN_BYTES with AVX-512, as `tsl::Allocator` guarantees).
 _IMAGE_ALIGNMENT = 64
 
-# Blocks of this length are copied as fast as whole images (benchmarks/README.md), and smaller
-# blocks need less padding. Small images get smaller blocks, so that padding stays a small share.
+# Blocks of this length are copied as fast as whole images, and smaller blocks need less padding.
+# Small images get smaller blocks, so that padding stays a small share.
 _BLOCK_LENGTH, _BLOCKS_PER_IMAGE = 512, 32
 
 

@@ -66,7 +66,7 @@ class ShardWriter:
     def facts(self) -> dict[str, np.ndarray]:
         """Returns what `side_facts` does, of all pictures, after the `with` block."""
         names = self._facts[0]
-        return {name: np.concatenate([some[name] for some in self._facts]) for name in names}
+        return {name: np.concatenate([facts[name] for facts in self._facts]) for name in names}
 
     def __enter__(self) -> ShardWriter:
         return self

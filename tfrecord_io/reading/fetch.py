@@ -247,5 +247,5 @@ class _Work:
 
 def damage(shard: Shard, record: int) -> StoreError:
     """Returns the error of a record that does not match its checksums."""
-    told = "copy the shard again, or build the dataset again with --overwrite"
-    return StoreError(f"{shard.name}: record {record} does not match its checksum; {told}")
+    advice = "copy the shard again, or build the dataset again with --overwrite"
+    return StoreError(f"{shard.name}: record {record} does not match its checksum; {advice}")

@@ -123,8 +123,8 @@ class MappedDataset:
             # too short a file.
             if must_map:
                 raise
-            told = "reading each record anew, in every epoch"
-            warn_once(f"{self.name} cannot be mapped into memory ({error}); {told}")
+            what = "reading each record anew, in every epoch"
+            warn_once(f"{self.name} cannot be mapped into memory ({error}); {what}")
             self.records = Records(layout, np.zeros(layout.stride, np.uint8))
             self.rows = Rows(sizes)
             self._checked = np.zeros(sum(sizes), np.bool_)
@@ -306,7 +306,7 @@ def _map_files(
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     region = mmap.mmap(-1, num_rows * stride, flags=flags, prot=mmap.PROT_READ)
     memory = np.frombuffer(region, np.uint8)
-    # The C function, because Python's mmap cannot be told the address.
+    # The C function, because Python's mmap cannot be given the address.
     map_at = ctypes.CDLL(None, use_errno=True).mmap
     map_at.restype = ctypes.c_void_p
     numbers = [ctypes.c_int] * 3

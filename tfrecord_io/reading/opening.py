@@ -64,6 +64,6 @@ def open_split(
         problems = executor.map(find_damage, wanted.shards)
         for shard, problem in zip(wanted.shards, problems, strict=True):
             if problem:
-                told = "copy the dataset again, or build it again with --overwrite"
-                raise ManifestError(f"{folder.path(shard.name)} {problem}; {told}")
+                advice = "copy the dataset again, or build it again with --overwrite"
+                raise ManifestError(f"{folder.path(shard.name)} {problem}; {advice}")
     return manifest, files

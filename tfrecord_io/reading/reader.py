@@ -29,10 +29,10 @@ from tfrecord_io.format import schema
 from tfrecord_io.reading.batches import Batches, Engine, make_batches
 from tfrecord_io.reading.opening import Verify
 from tfrecord_io.reading.records import Records
-from tfrecord_io.terminal.errors import ToldError
+from tfrecord_io.terminal.errors import MessageError
 
 # The last error of a reader in this process; TensorFlow passes on its text only.
-_raised: collections.deque[ToldError] = collections.deque(maxlen=1)
+_raised: collections.deque[MessageError] = collections.deque(maxlen=1)
 
 # Largest number of threads that gather batches; more would only wait for memory.
 _MAX_GATHERS = 8
@@ -349,7 +349,7 @@ class _Loop:
         except tf.errors.CancelledError:
             raise
         except BaseException as error:
-            if isinstance(error, ToldError):
+            if isinstance(error, MessageError):
                 _raised.append(error)
             self.queue.enqueue((f"{type(error).__name__}: {error}", *end))
 

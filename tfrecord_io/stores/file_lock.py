@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from tfrecord_io.terminal.errors import ToldError, UserError
+from tfrecord_io.terminal.errors import MessageError, UserError
 
 
 @contextlib.contextmanager
 def held(
-    path: Path, doing: str, kind: type[ToldError] = UserError, *, folder_mode: int = 0o777
+    path: Path, doing: str, kind: type[MessageError] = UserError, *, folder_mode: int = 0o777
 ) -> Iterator[None]:
     """Holds a lock until the block ends, and then deletes its file.
 
     Its folder is made with `folder_mode` if it is missing.
 
     Raises:
-        ToldError: of this kind, if another process holds the lock; `doing` says what for.
+        MessageError: of this kind, if another process holds the lock; `doing` says what for.
     """
     while True:
         path.parent.mkdir(folder_mode, parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.errors import ToldError
+from tfrecord_io.terminal.errors import MessageError
 from tfrecord_io.terminal.printing import until_closed
 
 
@@ -23,7 +23,7 @@ class Command:
         run: does the work with the flags, and returns the exit code; None is 0.
         usage: how to call it, after its name.
         epilog: the last paragraph of --help.
-        codes: exit codes of errors, by their class, that are not `ToldError.exit_code`.
+        codes: exit codes of errors, by their class, that are not `MessageError.exit_code`.
     """
 
     name: str
@@ -53,9 +53,9 @@ class Command:
             with until_closed():
                 return self.run(arguments) or 0
             return 1  # the reader of the output, such as `head`, closed it early
-        except (ToldError, OSError) as error:
+        except (MessageError, OSError) as error:
             own = (code for kind, code in self.codes.items() if isinstance(error, kind))
-            code = next(own, error.exit_code if isinstance(error, ToldError) else 1)
+            code = next(own, error.exit_code if isinstance(error, MessageError) else 1)
             # A run that was asked to stop ends as a process that the signal ended.
             print(f"{'error: ' * (code < 128)}{error}", file=sys.stderr)
             return code

@@ -7,7 +7,7 @@ from typing import Literal
 from tfrecord_io.terminal.printing import printable
 
 
-class ToldError(Exception):
+class MessageError(Exception):
     """An error whose message is printed without a traceback.
 
     The message may contain file names from an untrusted archive, so control characters are escaped.
@@ -23,13 +23,13 @@ class ToldError(Exception):
         return "\n".join(printable(line) for line in super().__str__().split("\n"))
 
 
-class UserError(ToldError):
+class UserError(MessageError):
     """An error that the user can correct: wrong usage, or unsuitable input."""
 
     exit_code = 2
 
 
-class StoreError(ToldError):
+class StoreError(MessageError):
     """An object store that refuses, fails, or has another version of a file.
 
     It is not an OSError, because Pillow and zipfile take those for a damaged file.

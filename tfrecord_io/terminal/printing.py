@@ -28,12 +28,12 @@ def until_closed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hide_native_noise(*told: type[BaseException]) -> Iterator[None]:
+def hide_native_noise(*raised: type[BaseException]) -> Iterator[None]:
     """Hides what the block writes to standard error, and shows it if the block fails.
 
     TensorFlow's C++ code reports oneDNN and missing CUDA drivers before it reads its log level. It
     does not use Python's `sys.stderr`, so the file descriptor itself is redirected. Errors of the
-    types `told` are raised without the hidden text, because their message is meant for users.
+    types `raised` are raised without the hidden text, because their message is meant for users.
     """
     sys.stderr.flush()
     saved = os.dup(2)
@@ -43,7 +43,7 @@ def hide_native_noise(*told: type[BaseException]) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            shown = not isinstance(error, told)
+            shown = not isinstance(error, raised)
             raise
         finally:
             sys.stderr.flush()
@@ -114,7 +114,7 @@ def listed(names: Sequence[str], most: int = 5) -> str:
 
 
 def sentence(text: str) -> str:
-    """Returns a note as a sentence, with a capital and a full stop; of nothing nothing."""
+    """Returns a note as a sentence, with a capital and a full stop; an empty note stays empty."""
     return text[:1].upper() + text[1:] + ("." if text and text[-1] not in ".?!" else "")
 
 

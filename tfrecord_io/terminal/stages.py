@@ -12,10 +12,10 @@ SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def stage(name: str, *, is_told: bool = True) -> Iterator[None]:
+def stage(name: str, *, is_printed: bool = True) -> Iterator[None]:
     """Prints the name of a block and its seconds when it is done, and every `SECONDS` until then.
 
-    Nothing is printed unless `is_told`.
+    Nothing is printed unless `is_printed`.
     """
     started, ended = time.monotonic(), threading.Event()
 
@@ -24,12 +24,12 @@ def stage(name: str, *, is_told: bool = True) -> Iterator[None]:
             print(f"{name}, {time.monotonic() - started:.0f} s so far", flush=True)
 
     watcher = threading.Thread(target=report, daemon=True)
-    if is_told:
+    if is_printed:
         watcher.start()
     try:
         yield
     finally:
         ended.set()
-    if is_told:
+    if is_printed:
         watcher.join()
         print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)

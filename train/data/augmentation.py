@@ -16,7 +16,7 @@ import numpy as np
 NUM_DRAWS = 21
 
 # The largest changes at strength 1. The angle and the distance differ between scans of one retina.
-# These ranges were chosen on scans of held-out patients (benchmarks/README.md).
+# These ranges were chosen on scans of held-out patients.
 _MAX_TURN = 0.26  # radians
 _MAX_ZOOM = 0.23  # logarithm of the scale
 _MAX_STRETCH = 0.13  # logarithm of the factor of x; y gets the inverse factor
@@ -78,7 +78,9 @@ def augment(images, draws, strength: float, *, is_padded: bool = False):
         grey, means = ops.mean(means, axis=3), ops.take(means[:, 0], channel, axis=2)
         contrast = ops.exp(_between(next_draw(), -_MAX_CONTRAST, _MAX_CONTRAST) * strength)
         brightness = _between(next_draw(), -_MAX_BRIGHTNESS, _MAX_BRIGHTNESS) * strength
-        changed, fill = ((each - grey) * contrast + grey + brightness for each in (changed, means))
+        changed, fill = (
+            (level - grey) * contrast + grey + brightness for level in (changed, means)
+        )
         for _ in range(_NUM_ERASED):
             is_erased = _rectangle(rows, columns, (height, width), next_draw, strength)
             changed = ops.where(is_erased, fill, changed)

@@ -66,11 +66,11 @@ def predict_by_patient(
 
     def patient_of(prediction: Prediction) -> str | None:
         path = prediction.path
-        below = (path.relative_to(each) for each in folders if path.is_relative_to(each))
-        paths = (one_form(str(each)) for each in (*below, path))
-        return next(filter(None, (found_in(each, pattern) for each in paths)), None)
+        below = (path.relative_to(folder) for folder in folders if path.is_relative_to(folder))
+        paths = (one_form(str(name)) for name in (*below, path))
+        return next(filter(None, (found_in(name, pattern) for name in paths)), None)
 
-    patients = [each.patient or patient_of(each) for each in predictions]
+    patients = [prediction.patient or patient_of(prediction) for prediction in predictions]
     unknown = [each.name for each, name in zip(predictions, patients, strict=True) if not name]
     if len(unknown) == len(predictions):
         raise UserError(
@@ -94,10 +94,10 @@ def _mean(classifier: Classifier, patient: str, images: Sequence[Prediction]) ->
     from train.kinds.measures import means_by_place
     from train.results.thresholds import views_above
 
-    read = [each for each in images if each.probabilities is not None]
+    read = [image for image in images if image.probabilities is not None]
     if not read:
         return dataclasses.replace(images[0], patient=patient, num_images=0)
-    answers = np.stack([each.probabilities for each in read])
+    answers = np.stack([image.probabilities for image in read])
     mean = means_by_place(np.zeros(len(read), int), answers)
     task, names = classifier.task, classifier.label_names
     (predicted,) = task.texts(task.chosen(mean), names)

@@ -113,7 +113,7 @@ def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[page
         scores = [run.metrics["scores"].get(name) for run in runs]
         if any(scores):
             form = words.form_of(name)
-            cells = (words.with_interval(each, form, "") if each else "–" for each in scores)
+            cells = (words.with_interval(score, form, "") if score else "–" for score in scores)
             figures.append([words.title_of(name), *cells])
     yield _section("What was measured, with 95 % intervals", ["", *names], figures)
     for other in runs[1:]:
@@ -145,7 +145,7 @@ def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -
     _, groups = np.unique([first.people[key] for key in common], return_inverse=True)
 
     def measure(weights: np.ndarray) -> dict[str, np.ndarray]:
-        before, after = (task.score(each, weights) for each in answers)
+        before, after = (task.score(answer, weights) for answer in answers)
         # Names of no measure, which have no limits: a difference is between -1 and 1.
         return {f"- {n}": after[n] - before[n] for n in task.run_measures if n in after}
 

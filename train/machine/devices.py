@@ -139,14 +139,14 @@ def _configure_tensorflow(options: DeviceOptions) -> Devices:
         # the console; without it a CPU trains as fast.
         tf.config.optimizer.set_experimental_options({"remapping": False})
     available = tf.config.list_logical_devices("GPU" if gpus else "CPU")
-    names = _chosen([each.name.removeprefix("/device:") for each in available], options)
+    names = _chosen([device.name.removeprefix("/device:") for device in available], options)
     strategy = (
         tf.distribute.OneDeviceStrategy(names[0])
         if len(names) == 1
         else tf.distribute.MirroredStrategy(names)
     )
     details = map(tf.config.experimental.get_device_details, gpus)
-    capabilities = [each.get("compute_capability", (0, 0)) for each in details]
+    capabilities = [detail.get("compute_capability", (0, 0)) for detail in details]
     is_fast = min(capabilities) >= _BFLOAT16_CAPABILITY if gpus else _cpu_computes_in_bfloat16()
     return Devices(
         backend="tensorflow",

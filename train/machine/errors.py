@@ -1,9 +1,9 @@
 """The error of the trainer that a command tells without a traceback, besides those of its data."""
 
-from tfrecord_io.terminal.errors import ToldError
+from tfrecord_io.terminal.errors import MessageError
 
 
-class TrainingError(ToldError):
+class TrainingError(MessageError):
     """A run failed or was stopped, or its checkpoint or export is damaged.
 
     The message says what to do; the exit code of a stop is that of a process that a signal ends.

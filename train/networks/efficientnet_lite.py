@@ -98,7 +98,7 @@ def efficientnet_lite(name: str, *, pretrained: bool) -> keras.Model:
         # The file has the layers in the order in which they were built here, and then the top.
         weights = iter(read_weights(name).values())
         for layer in built:
-            layer.set_weights([next(weights).reshape(each.shape) for each in layer.weights])
+            layer.set_weights([next(weights).reshape(weight.shape) for weight in layer.weights])
     return model
 
 

@@ -302,8 +302,8 @@ def scale(images, mode: str):
         images = keras.ops.flip(images, axis=-1)
         mean, variance = (103.939, 116.779, 123.68), (1.0, 1.0, 1.0)
     else:  # torch: means and standard deviations of red, green, blue
-        mean = tuple(255 * each for each in (0.485, 0.456, 0.406))
-        variance = tuple((255 * each) ** 2 for each in (0.229, 0.224, 0.225))
+        mean = tuple(255 * value for value in (0.485, 0.456, 0.406))
+        variance = tuple((255 * value) ** 2 for value in (0.229, 0.224, 0.225))
     return keras.layers.Normalization(mean=mean, variance=variance, name=name)(images)
 
 

@@ -63,9 +63,11 @@ class _OwnRates:
 
         `update_step` can find a variable by its index only.
         """
-        self._is_pretrained = tuple(each.path in self.pretrained for each in variables)
+        self._is_pretrained = tuple(variable.path in self.pretrained for variable in variables)
         undecayed = ("bias", "beta", "gamma")
-        self._decays = tuple(each.name not in undecayed and self.decay > 0 for each in variables)
+        self._decays = tuple(
+            variable.name not in undecayed and self.decay > 0 for variable in variables
+        )
         super().build(variables)
 
     def update_step(self, gradient, variable, learning_rate) -> None:

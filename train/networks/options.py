@@ -41,7 +41,7 @@ TUTORIAL_MODELS = ("convnet", "vgg16")
 
 
 def slow_network(model: str | None, backend: str, devices: Iterable[str]) -> str | None:
-    """Returns a warning if XLA computes the network slowly on CPUs, see benchmarks/README.md."""
+    """Returns a warning if XLA computes the network slowly on CPUs."""
     if backend != "jax" or model not in LITE_MODELS or "cpu" not in " ".join(devices).lower():
         return None
     return (

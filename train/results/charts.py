@@ -94,10 +94,10 @@ def _drawing(name: str, fill: Callable[[Axes], str]) -> page.Drawing | None:
         axes = figure.add_subplot()
         if not (title := fill(axes)):
             return None
-        labels = [each.get_text() for each in axes.texts]
+        labels = [text.get_text() for text in axes.texts]
         if axes.get_legend_handles_labels()[1]:
             legend = axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18))
-            labels = [each.get_text() for each in legend.get_texts()]
+            labels = [text.get_text() for text in legend.get_texts()]
         file = io.StringIO()
         figure.savefig(
             file, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None}

@@ -179,7 +179,7 @@ def _load_model(path: Path, preprocessing: Preprocessing, num_labels: int) -> ke
 
 def single_runs(runs: Sequence[Path]) -> list[Path]:
     """Returns the folders of runs, those of its folds for a cross-validation."""
-    return [each for run in runs for each in sorted(run.glob("fold-*")) or [run]]
+    return [folder for run in runs for folder in sorted(run.glob("fold-*")) or [run]]
 
 
 def load_classifiers(runs: Sequence[Path]) -> Classifier:
@@ -198,14 +198,14 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
         return first
     for folder, other in zip(folders[1:], others, strict=True):
         ours, theirs = (
-            (each.task.kind, each.label_names, each.preprocessing) for each in (first, other)
+            (one.task.kind, one.label_names, one.preprocessing) for one in (first, other)
         )
         if ours != theirs:
             raise UserError(
                 f"the runs {folders[0]} and {folder} cannot be averaged: their labels, the order "
                 "of these or their preprocessing differ"
             )
-    models = [model for each in classifiers for model in each.models]
+    models = [model for classifier in classifiers for model in classifier.models]
     return dataclasses.replace(first, thresholds=(), models=models)
 
 

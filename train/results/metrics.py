@@ -197,7 +197,9 @@ def _areas(predictions: Predictions, weights: np.ndarray) -> dict[str, np.ndarra
     for fold in np.unique(predictions.folds):
         rows = np.flatnonzero(predictions.folds == fold)
         by_fold.append(predictions.task.areas(predictions.take(rows), weights[:, rows]))
-    return {name: defined_mean(np.stack([each[name] for each in by_fold])) for name in by_fold[0]}
+    return {
+        name: defined_mean(np.stack([scores[name] for scores in by_fold])) for name in by_fold[0]
+    }
 
 
 def describe_folds(scores: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:

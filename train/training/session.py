@@ -112,7 +112,7 @@ class Session:
             console.warn(note)
         if network.backbone and config.network.fine_tunes:
             freeze(network.backbone, config.network.trainable_layers)
-            pretrained = [each.path for each in network.backbone.trainable_variables]
+            pretrained = [variable.path for variable in network.backbone.trainable_variables]
         with self.devices.scope():
             optimizer = make_optimizer(
                 config.optimizer,

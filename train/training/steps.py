@@ -109,7 +109,7 @@ class Objective:
         # A product with zero would turn the infinity of a filling copy into NaN.
         real_loss = ops.where(weights > 0, reported, 0.0)
         values = (real_loss, shares_right * is_real, is_real)
-        totals = ops.stack([ops.sum(each) for each in values])
+        totals = ops.stack([ops.sum(value) for value in values])
         return ops.sum(losses * weights), totals
 
 
@@ -231,7 +231,7 @@ class TensorFlowSteps(Steps):
 
     def _compute_predictions(self, images: tf.Tensor) -> tf.Tensor:
         model = self.network.model
-        return self.devices.strategy.run(lambda each: model(each, training=False), args=(images,))
+        return self.devices.strategy.run(lambda part: model(part, training=False), args=(images,))
 
 
 class JaxSteps(Steps):
@@ -254,7 +254,9 @@ class JaxSteps(Steps):
             # Copies, because a step donates its input. They are placed as a step's results are,
             # because another placement means another trace.
             groups = self._state_variables()
-            self._state = self._copy(tuple([each.value for each in group] for group in groups))
+            self._state = self._copy(
+                tuple([variable.value for variable in group] for group in groups)
+            )
         asked_at = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - asked_at

@@ -101,7 +101,7 @@ def complete(
     notes = [folder.note] if folder.note else []
     notes += first.describe(has_seen.num_in("init")) if first else []
     session = open_session(plan, data, devices)
-    with stage("training", is_told=False):
+    with stage("training", is_printed=False):
         progress, weights = train(session, folder, first, notes)
     with stage("temperature and thresholds"):
         final = _finish(session, weights)

@@ -96,7 +96,9 @@ def train(
         if progress.step:
             restore(steps.optimizer.variables, saved["optimizer"])
         if config.network.fine_tunes:
-            trained = sum(math.prod(each.shape) for each in network.model.trainable_variables)
+            trained = sum(
+                math.prod(variable.shape) for variable in network.model.trainable_variables
+            )
             print(f"training {trained:,} of these parameters", flush=True)
         _Loop(session, folder, network, steps, progress).run_epochs()
     # A kill or a power cut may have taken the history, which is written before each checkpoint.
@@ -144,7 +146,7 @@ class _Loop:
         ):
             batches = self._steps.iterate(self._session.training_batches(progress.step))
             while progress.epoch < self._epochs:
-                with stage(f"epoch {progress.epoch + 1}/{self._epochs}", is_told=False):
+                with stage(f"epoch {progress.epoch + 1}/{self._epochs}", is_printed=False):
                     self._run_epoch(batches)
                     write_scalars(progress.history[-1], progress.step)
 

@@ -126,7 +126,7 @@ def test_positions_are_even_and_never_change():
     assert positions(["1001666"])[0] == pytest.approx(POSITION, abs=1e-15)
 
 
-def test_without_patients_files_of_one_content_stay_together_and_the_user_is_told():
+def test_without_patients_files_of_one_content_stay_together_and_the_user_is_printed():
     rows = [("train", "CNV", None, index) for index in range(400)]
     content = {f"train/CNV/CNV-None-{index}.jpeg": str(index // 4) for index in range(400)}
 
@@ -160,7 +160,7 @@ def splits_of_studies(refs):
     return list(found.values())
 
 
-def test_without_patients_a_study_is_in_one_split_and_the_user_is_told():
+def test_without_patients_a_study_is_in_one_split_and_the_user_is_printed():
     refs = in_studies(refs_of([("train", "CNV", None, index) for index in range(400)]))
     result = by_patient(refs)
     assert [len(names) for names in splits_of_studies(result.refs)] == [1] * 80
@@ -179,7 +179,7 @@ def test_a_study_of_unknown_patients_that_is_in_two_splits_is_a_leak():
         apply(refs, leaks="fail")
 
 
-def test_a_dataset_without_a_test_split_is_told_how_to_get_one():
+def test_a_dataset_without_a_test_split_is_printed_how_to_get_one():
     (note,) = apply([("train", "CNV", "1", 1)]).notes
     assert "there is no test split; --splits patient makes one" in note
     both = [("train", "CNV", "1", 1), ("test", "CNV", "2", 1)]

@@ -33,7 +33,7 @@ def test_an_input_that_cannot_be_used_leaves_no_output(tmp_path, name):
 # ---- what decides the bytes, and what does not
 
 
-def test_an_archive_of_the_same_names_sizes_and_times_is_told_from_another(tmp_path):
+def test_an_archive_of_the_same_names_sizes_and_times_is_printed_from_another(tmp_path):
     path = pack(tmp_path / "scans.zip", TREE)
     output = build_here(path, tmp_path / "out")
     found = path.stat()

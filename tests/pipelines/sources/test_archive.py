@@ -35,7 +35,7 @@ def everywhere(request):
     return request.param
 
 
-def test_every_file_is_read_as_it_was_written_and_no_place_is_told(tmp_path, everywhere):
+def test_every_file_is_read_as_it_was_written_and_no_place_is_printed(tmp_path, everywhere):
     path, kind = write_input(tmp_path, everywhere), everywhere.split()[0]
     assert read_input(path) == TREE
     source, _ = list_input(path)
@@ -59,9 +59,9 @@ def test_an_input_that_changes_during_the_build_ends_it(tmp_path, everywhere):
         source.file.path.write_bytes(new.read_bytes())
     message = rf"{re.escape(str(place))}.* changed since .*--overwrite"
     with source.open() as reader:
-        with pytest.raises(errors.ToldError, match=message):
+        with pytest.raises(errors.MessageError, match=message):
             reader.read(ref.member)
-        with pytest.raises(errors.ToldError, match=message):
+        with pytest.raises(errors.MessageError, match=message):
             reader.open(ref.member).read(9)
 
 

@@ -326,7 +326,7 @@ def test_a_reject_says_the_reason_of_the_library_or_what_converts_the_file(data,
     [("a.OCT", "oct-converter"), ("a.img", "oct-converter"), ("a.heif", "libheif"),
      ("a.nd2", "Bio-Formats"), ("a.mgz", "slices"), ("a.png", None)],
 )  # fmt: skip
-def test_a_file_of_another_format_is_told_by_its_name_as_well(name, told):
+def test_a_file_of_another_format_is_reason_of_its_name_as_well(name, told):
     found = what_is(name)
     assert found is None if told is None else told in found
 

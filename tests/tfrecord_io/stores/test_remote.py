@@ -185,7 +185,7 @@ def test_settings_and_stores_that_cannot_be_used_are_clear_errors(s3, impatient,
             remote.read("s3://b/file", 0, 1)
 
 
-def test_a_process_that_was_forked_after_a_store_was_opened_is_told_so_instead_of_waiting(
+def test_a_process_that_was_forked_after_a_store_was_opened_is_printed_so_instead_of_waiting(
     s3, monkeypatch
 ):
     assert remote.list_files(f"s3://{BUCKET}/none", recursive=True) == []

@@ -8,7 +8,7 @@ import pytest
 
 from tfrecord_io.terminal import stages
 from tfrecord_io.terminal.command import Command
-from tfrecord_io.terminal.errors import StoreError, ToldError, UserError
+from tfrecord_io.terminal.errors import MessageError, StoreError, UserError
 
 
 def ended(error, **settings):
@@ -27,8 +27,8 @@ def ended(error, **settings):
         (UserError("wrong"), {}, 2),
         (StoreError("wrong"), {}, 1),
         (OSError("wrong"), {}, 1),
-        (StoreError("wrong"), {ToldError: 3}, 3),
-        (OSError("wrong"), {ToldError: 3}, 1),
+        (StoreError("wrong"), {MessageError: 3}, 3),
+        (OSError("wrong"), {MessageError: 3}, 1),
     ],
 )
 def test_an_error_for_users_is_a_line_and_an_exit_code(error, codes, code, capsys):
@@ -55,6 +55,6 @@ def test_a_stage_says_that_it_is_at_work_and_its_time(monkeypatch, capsys):
     monkeypatch.setattr(stages, "SECONDS", 0.1)
     with stages.stage("first"):
         time.sleep(0.25)
-    with stages.stage("second", is_told=False):
+    with stages.stage("second", is_printed=False):
         time.sleep(0.15)
     assert re.fullmatch(r"(first, 0 s so far\n){2}first: 0\.\d s\n", capsys.readouterr().out)

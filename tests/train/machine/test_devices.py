@@ -25,8 +25,8 @@ def test_more_devices_than_there_are_are_refused():
 def test_devices_asked_for_without_a_gpu_are_those_of_the_cpu_and_told(capsys):
     for options in (DeviceOptions(), DeviceOptions(gpus=1)):
         found = devices.configure_devices(options)
-        is_told = "warning: --devices 1: there is no GPU here" in capsys.readouterr().err
-        assert is_told == (options.gpus == 1 and not found.on_gpu)
+        is_printed = "warning: --devices 1: there is no GPU here" in capsys.readouterr().err
+        assert is_printed == (options.gpus == 1 and not found.on_gpu)
     assert found.num_replicas == 1
 
 

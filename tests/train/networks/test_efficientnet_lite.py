@@ -65,7 +65,7 @@ def test_a_package_that_is_missing_or_holds_another_file_is_refused(tmp_path, mo
         read_weights("efficientnet_lite1")
 
 
-def test_a_network_that_jax_computes_slowly_on_cpus_is_told_and_no_other():
+def test_a_network_that_jax_computes_slowly_on_cpus_is_printed_and_no_other():
     told = slow_network("efficientnet_lite0", "jax", ["TFRT_CPU_0"])
     assert "KERAS_BACKEND=tensorflow" in told
     assert not slow_network("efficientnet_lite0", "tensorflow", ["CPU:0"])
