@@ -13,8 +13,7 @@ from jinja2.filters import do_filesizeformat
 
 from pipelines.listing.refs import RejectedFile
 from tfrecord_io.auditing.audit import LIMITS
-from tfrecord_io.auditing.examined import Check
-from tfrecord_io.auditing.findings import MAX_LISTED, Audit
+from tfrecord_io.auditing.findings import MAX_LISTED, Audit, Check
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format import shapes

@@ -19,7 +19,7 @@ from pipelines.listing.refs import RejectedFile
 from pipelines.planning.plan import ShardTask
 from pipelines.sources.source import Source
 from tfrecord_io.auditing import twins
-from tfrecord_io.auditing.examined import Check
+from tfrecord_io.auditing.findings import Check
 from tfrecord_io.format import manifest
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores.folder import BUILD_DIR, Folder

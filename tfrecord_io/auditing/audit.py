@@ -14,15 +14,27 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from tfrecord_io.auditing import content_checks, leak_checks
-from tfrecord_io.auditing.examined import Check, Examined
-from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
+from tfrecord_io.auditing import leak_checks
+from tfrecord_io.auditing.findings import (
+    MAX_LISTED,
+    SEVERITIES,
+    Audit,
+    Check,
+    Examined,
+    Finding,
+    note,
+    problem,
+    warning,
+)
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
+from tfrecord_io.format import shapes
 from tfrecord_io.format.examples import audited, in_stored_order, read
 from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.stores.files import atomic_write
@@ -31,20 +43,13 @@ from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.printing import counted, printable
+from tfrecord_io.terminal.printing import counted, listed, many, printable
 
-# Each yields its findings and adds its numbers to the measures.
-_CHECKS = (
-    leak_checks.check_known_patients,
-    leak_checks.check_patient_leaks,
-    leak_checks.check_patient_labels,
-    leak_checks.check_exact,
-    leak_checks.check_near,
-    content_checks.check_classes,
-    content_checks.check_sizes,
-    content_checks.check_blank,
-    content_checks.check_source,
-)
+# Grey levels from black or white, of 255.
+_NEARLY = 4
+
+# More classes than this may be patients, dates or devices.
+_MANY_CLASSES = 100
 
 #: What the audit cannot see; every report lists it.
 LIMITS = (
@@ -103,10 +108,109 @@ def audit_examples(
 ) -> Audit:
     """Audits the examples of a dataset, see `audit`, and `Examined` for the arguments."""
     examined = Examined(examples, twins, dataset, most_listed)
-    finders = (*_CHECKS, *(check.find for check in checks))
+    # Each yields its findings and adds its numbers to the measures.
+    finders = (
+        leak_checks.check_patients,
+        leak_checks.check_exact,
+        leak_checks.check_near,
+        _check_classes,
+        _check_sizes,
+        _check_blank,
+        *(check.find for check in checks),
+    )
     findings = itertools.chain.from_iterable(find(examined) for find in finders)
     ranked = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
     return Audit(tuple(ranked), examined.measures, tuple(leak_checks.copies(examined)))
+
+
+def _check_classes(examined: Examined) -> Iterator[Finding]:
+    """Yields missing classes, and those that differ in size or between splits."""
+    dataset, kind = examined.classes, examined.kind
+    names = dataset.label_names
+    counts = {name: np.array(split.label_counts) for name, split in dataset.splits.items()}
+    totals = sum(counts.values(), np.zeros(len(names), np.int64))
+    ratio = float(totals.max() / max(totals.min(), 1)) if len(totals) else 1.0
+    if kind.one_hot and len(names) == 1:
+        detail = "Every result would be perfect. --layout, --label_regex or --labels name classes."
+        yield problem("one_class", f"All images are of one {kind.noun}, {names[0]}", detail, 1)
+    if kind.one_hot and len(names) > _MANY_CLASSES:
+        title = f"There are {len(names):,} {kind.plural}"
+        detail = f"Such as {listed(names, 3)}. If these are patients, dates or devices, name the "
+        detail += "level of the class with --layout, or give a table of --labels."
+        yield warning("many_classes", title, detail, len(names))
+    for name, values in counts.items():
+        missing = [names[place] for place in np.flatnonzero(values == 0)]
+        if missing:
+            title = f"{many(len(missing), kind.noun, kind.plural)} missing from {name}"
+            detail = f"{listed(missing, 12)}: this split can neither teach nor test them."
+            yield warning("class_missing", title, detail, len(missing))
+    if ratio > 3:
+        most, least = names[totals.argmax()], names[totals.argmin()]
+        title = f"The {kind.plural} differ in size by a factor of {ratio:.1f}"
+        detail = f"{most} has {totals.max():,} images, {least} {totals.min():,}. The trainer "
+        detail += f"weights them by default; judge results by {kind.noun}."
+        yield note("class_balance", title, detail)
+    sizes = np.maximum(np.bincount(examined.split, minlength=len(counts)), 1)
+    shares = dict(zip(counts, map(np.divide, counts.values(), sizes), strict=True))
+    for name, share in shares.items():
+        train = shares.get("train", share)
+        place = int(np.abs(share - train).argmax())
+        if abs(share[place] - train[place]) > 0.10:
+            title = f"{name} has a different mix of {kind.plural} than train"
+            detail = f"{names[place]} is {share[place]:.0%} of {name} and {train[place]:.0%} of "
+            detail += f"train, so plain accuracy on {name} says little about data mixed like train."
+            yield note("class_shift", title, detail)
+
+
+def _check_sizes(examined: Examined) -> Iterator[Finding]:
+    """Yields images of unusual size, and those smaller than they are stored."""
+    examples, dataset = examined.examples, examined.dataset
+    of_images = examples["shape"].to_numpy()
+    examined.measures["shapes"] = {
+        name: shapes.distinct(of_images[examined.split == place].tolist())
+        for place, name in enumerate(examined.splits)
+    }
+    sizes = Counter(zip(examples["width"].to_pylist(), examples["height"].to_pylist(), strict=True))
+    stored_height, stored_width, _ = dataset.image_shape
+    ((width, height), _), *_ = sizes.most_common(1)
+    far = [
+        {"width": w, "height": h, "images": count}
+        for (w, h), count in sizes.most_common()
+        if not (width / 2 < w < 2 * width and height / 2 < h < 2 * height)
+    ]
+    if far:
+        num_far = sum(row["images"] for row in far)
+        title = f"{many(num_far, 'image')} far larger or smaller than usual"
+        change = "" if dataset.is_padded else ", which changes their proportions"
+        detail = (
+            f"The usual size is {width}×{height} pixels; one side of these has at least twice or "
+            f"at most half as many. All become {stored_width}×{stored_height}{change}."
+        )
+        yield note("size_outliers", title, detail, num_far, tuple(far[:MAX_LISTED]))
+    small = sum(n for (w, h), n in sizes.items() if w < stored_width or h < stored_height)
+    if small:
+        title = f"{many(small, 'image')} smaller than the stored size"
+        detail = f"They were enlarged to {stored_width}×{stored_height} and are blurred."
+        yield note("enlarged", title, detail, small)
+
+
+def _check_blank(examined: Examined) -> Iterator[Finding]:
+    """Yields the images of a single colour, and the classes in which nearly all pixels have one."""
+    num_blank = int(examined.twins.is_blank.sum())
+    if num_blank:
+        title = f"{many(num_blank, 'image')} of a single colour"
+        yield warning("blank", title, "They show nothing.", num_blank)
+    has_level = "brightness" in examined.examples.column_names
+    brightness = examined.examples["brightness"].to_numpy() if has_level else np.empty(0)
+    for place, name in enumerate(examined.labels if has_level else ()):
+        members = brightness[examined.label == place]
+        level = float(np.median(members)) if len(members) else 128.0
+        if min(level, 255 - level) < _NEARLY:
+            colour = "black" if level < 128 else "white"
+            title = f"Half of the images of {name} are nearly {colour}"
+            detail = f"Their mean is {level:.1f} of 255 or {'less' if level < 128 else 'more'}: of "
+            detail += "DICOM, --window may show more of them; look at the pictures on the page."
+            yield warning("extreme_levels", title, detail, len(members))
 
 
 def command(checks: Sequence[Check]) -> Command:
@@ -170,8 +274,10 @@ def _violations(args: argparse.Namespace, measures: Mapping[str, Any]) -> list[s
         if (limit := getattr(args, name)) is None:
             continue
         counts = [measures[measure] for measure in numbers]
-        found = sum(count or 0 for count in counts)
-        gap = leak_checks.near_search_gap(counts[1], measures) if len(counts) > 1 else None
-        if found > limit or gap:
-            lines.append(f"--{name} {limit}: {f'found {found:,}' if found > limit else gap}")
+        if (found := sum(count or 0 for count in counts)) > limit:
+            lines.append(f"--{name} {limit}: found {found:,}")
+        elif None in counts:
+            lines.append(f"--{name} {limit}: near duplicates were not looked for")
+        elif len(counts) > 1 and not measures.get("near_duplicates_complete", True):
+            lines.append(f"--{name} {limit}: not all pairs that look alike were compared")
     return lines

@@ -15,8 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfrecord_io.auditing.examined import Check, Examined
-from tfrecord_io.auditing.findings import MAX_LISTED, Finding, good, note, problem, warning
+from tfrecord_io.auditing.findings import (
+    MAX_LISTED,
+    Check,
+    Examined,
+    Finding,
+    good,
+    note,
+    problem,
+    warning,
+)
 from tfrecord_io.format import shapes
 from tfrecord_io.format.examples import SITE, encode
 from tfrecord_io.format.groups import Groups

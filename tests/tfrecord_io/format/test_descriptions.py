@@ -42,7 +42,7 @@ def test_a_table_that_is_not_the_one_of_the_manifest_is_refused(built_dataset, t
     table = pq.read_table(path)
     pq.write_table(table.set_column(5, "patient", table["label"]), path)
     (finding,) = verify.verify(path.parent)
-    assert finding.file_name == path.name
-    assert "has SHA-256" in finding.message
+    assert finding.startswith(path.name)
+    assert "has SHA-256" in finding
     with pytest.raises(ManifestError, match="has SHA-256"):
         read_examples(path.parent)
