@@ -11,7 +11,6 @@ import dataclasses
 import io
 import mmap
 import os
-import re
 import shlex
 import stat
 import threading
@@ -36,8 +35,6 @@ from tfrecord_io.terminal.printing import counted
 _ENCRYPTED = 0x1
 # Methods of compression that are not read; stored (0) and Deflate (8) are.
 _METHODS = {9: "Deflate64", 12: "bzip2", 14: "LZMA", 20: "zstd", 93: "zstd", 95: "xz", 98: "PPMd"}
-# How the names of parts of a split archive end.
-_PART = r"\.(z\d\d|(zip|7z|rar)\.\d+|r\d\d)$"
 
 
 def version_of(file: Path | int) -> tuple[int, int]:
@@ -114,15 +111,9 @@ def open_archive(place: Path | Address, **facts: Any) -> ArchiveSource:
         except FileNotFoundError:
             raise errors.UserError(f"--input {place} is not a file") from None
     name = str(place).rstrip("/").rsplit("/", 1)[-1]
-    if re.search(_PART, name.lower()):
-        raise errors.UserError(
-            f"{place} is a part of a split archive; join its parts first: cat NAME.zip.* > "
-            "NAME.zip for NAME.zip.001, or zip -s 0 NAME.zip --out WHOLE.zip for NAME.z01; or "
-            "unpack it, and give the folder as --input"
-        )
     with errors.clear_read_errors(str(place)), file.open() as opened:
         start = opened.read(START_BYTES)
-    if not start.startswith(archives.SIGNATURES) and not name.lower().endswith(".zip"):
+    if not start.startswith(b"PK") and not name.lower().endswith(".zip"):
         kind = what_is(name, start)
         raise errors.UserError(
             f"{place} is not a zip, which is the only archive that is read; unpack another one, as "
@@ -253,7 +244,8 @@ def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
         raise errors.UserError(
             f"{shown} is not a complete zip archive ({error}); download or copy it again. If it "
-            "was split into parts (.z01, .zip.001), join them first"
+            "was split into parts, join them first: cat NAME.zip.* > NAME.zip for NAME.zip.001, or "
+            "zip -s 0 NAME.zip --out WHOLE.zip for NAME.z01"
         ) from None
     if other := [info for info in infos if info.compress_type not in (0, 8)]:
         method = other[0].compress_type

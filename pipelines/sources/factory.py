@@ -145,8 +145,14 @@ def open_source(options: SourceOptions, workers: Workers, seed: int, output: Fol
             workers cannot read the images.
         errors.BuildError: if the data could not be downloaded or drawn.
     """
-    require_reachable(options, workers)
     downloads, address = options.download_dir.absolute(), options.input
+    # The workers of a cluster may share a disk with this machine; Dataflow's do not.
+    if workers == "dataflow" and not is_remote(address or ""):
+        raise errors.UserError(
+            f"--source {options.source} reads from a disk of this machine, which Dataflow's "
+            "workers cannot read; copy the images to gs://, as with gcloud storage cp, and give "
+            "that folder or zip as --input"
+        )
     if options.source == "kaggle":
         path = kaggle.download_archive(options.kaggle_dataset, downloads)
         return open_archive(path, kind="kaggle", dataset=options.kaggle_dataset)
@@ -170,23 +176,6 @@ def open_source(options: SourceOptions, workers: Workers, seed: int, output: Fol
             "its images as --input"
         )
     return open_archive(path)
-
-
-def require_reachable(options: SourceOptions, workers: Workers) -> None:
-    """Checks that the workers will be able to read the images, before downloading or drawing them.
-
-    The workers of a cluster may share a disk with this machine; if they do not, the first worker
-    raises an error. Dataflow's do not.
-
-    Raises:
-        errors.UserError: if the workers cannot read the images.
-    """
-    if workers == "dataflow" and not is_remote(options.input or ""):
-        raise errors.UserError(
-            f"--source {options.source} reads from a disk of this machine, which Dataflow's "
-            "workers cannot read; copy the images to gs://, as with gcloud storage cp, and give "
-            "that folder or zip as --input"
-        )
 
 
 def _local_input(options: SourceOptions, *, is_folder: bool) -> Path:

@@ -1,7 +1,7 @@
 """A stand-in for Kaggle's API and its storage, on loopback.
 
 With `KAGGLE_API_ENVIRONMENT=LOCALHOST` Kaggle's client takes http://localhost for the API, and
-`http_proxy` brings every request here, whatever its host: `StandIn.environment` has both.
+`http_proxy` brings every request here, whatever its host: `StandIn.log_in` sets both.
 
     POST .../security.OAuthService/IntrospectToken                          who has a token
     POST .../datasets.DatasetApiService/DownloadDataset                     302 to a signed address
@@ -10,20 +10,20 @@ With `KAGGLE_API_ENVIRONMENT=LOCALHOST` Kaggle's client takes http://localhost f
 
 from __future__ import annotations
 
-import base64
 import io
 import json
+import os
 import random
 import zipfile
 from collections import deque
 from pathlib import Path
 
+import pytest
 from web_server import Files, Request, WebFile, WebServer
 
 TOKEN = "KGAT_0123456789abcdef-access-token"
-USERNAME, KEY = "reader", "fedcba9876543210-legacy-key"
-_BASIC = base64.b64encode(f"{USERNAME}:{KEY}".encode()).decode()
-SECRETS = (TOKEN, KEY, _BASIC, "signature0000")
+PASSWORD = "fedcba9876543210-of-a-proxy"
+SECRETS = (TOKEN, PASSWORD, "signature0000")
 DATASET = "reader/tiny-scans"
 SIGNATURE = "X-Goog-Signature=signature0000"
 NAME = "tiny-scans.zip"
@@ -37,19 +37,18 @@ def assert_no_secret(folder: Path, said: str) -> None:
             assert secret.encode() not in content, f"{secret} is in {where}"
 
 
-def make_archive(num_members: int = 8, member_bytes: int = 150_000) -> bytes:
+def _make_archive() -> bytes:
     """Returns a zip of noise, in the shape of Kaggle's; every other member is compressed."""
     noise = random.Random(1)
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        for index in range(num_members):
-            info = zipfile.ZipInfo(f"OCT2017 /train/CNV/CNV-{index}-1.jpeg", (2018, 1, 1, 0, 0, 0))
-            info.compress_type = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[index % 2]
-            archive.writestr(info, noise.randbytes(member_bytes))
+        for index in range(8):
+            name, method = f"OCT2017 /train/CNV/CNV-{index}-1.jpeg", (0, zipfile.ZIP_DEFLATED)
+            archive.writestr(name, noise.randbytes(150_000), method[index % 2])
     return file.getvalue()
 
 
-ARCHIVE = make_archive()
+ARCHIVE = _make_archive()
 
 
 class StandIn(WebServer):
@@ -66,15 +65,15 @@ class StandIn(WebServer):
         self.files = {"archive.zip": self.file}
         self.refusals: deque[int] = deque()
 
-    def environment(self, home: Path, **variables: str) -> dict[str, str]:
-        """Environment of a process whose Kaggle is this server; no credentials are in it."""
-        return {
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(home),
-            "KAGGLE_API_ENVIRONMENT": "LOCALHOST",
-            "http_proxy": self.url().rstrip("/"),
-            **variables,
-        }
+    def log_in(self, patch: pytest.MonkeyPatch, home: Path) -> None:
+        """Makes this server the Kaggle of this process, which has a token and nothing else."""
+        for name in [*os.environ]:
+            if name.startswith(("KAGGLE_", "XDG_")) or name.lower() == "no_proxy":
+                patch.delenv(name)
+        patch.setenv("HOME", str(home))
+        patch.setenv("KAGGLE_API_ENVIRONMENT", "LOCALHOST")
+        patch.setenv("http_proxy", self.url().rstrip("/"))
+        patch.setenv("KAGGLE_API_TOKEN", TOKEN)
 
     def calls(self, name: str) -> list[Request]:
         """Requests to one API method, such as `DownloadDataset`, or to the storage by `GET`."""
@@ -88,17 +87,14 @@ class _Handler(Files):
         self._fault = ""
         asked = json.loads(self._receive() or "{}")
         if self.path.endswith("IntrospectToken"):
-            is_known = asked.get("token") == TOKEN
-            return self._send(200, {"active": is_known, "username": USERNAME if is_known else ""})
+            return self._send(200, {"active": asked.get("token") == TOKEN, "username": "reader"})
         if not self.path.endswith("DownloadDataset"):
             return self._send(404, {"code": 404, "message": f"no route {self.path}"})
         if self.server.refusals:
             status = self.server.refusals.popleft()
             return self._send(status, {"code": status, "message": "the stand-in refuses"})
-        if self.headers.get("Authorization") not in (f"Bearer {TOKEN}", f"Basic {_BASIC}"):
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._send(401, {"code": 401, "message": "Unauthenticated"})
-        if f"{asked['ownerSlug']}/{asked['datasetSlug']}" != DATASET:
-            return self._send(404, {"code": 404, "message": "Dataset not found"})
         return self._answer(
             302, headers={"Location": f"http://storage.stand-in/archive.zip?{SIGNATURE}"}
         )

@@ -17,9 +17,6 @@ _END = struct.Struct("<4s6xH10x")
 _END_SIGNATURE = b"PK\x05\x06"
 _UTF_8 = 0x800
 
-#: The first bytes of a zip: those of a member, or of the end record if it has no members.
-SIGNATURES = (HEADER_SIGNATURE, _END_SIGNATURE)
-
 
 def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
     """Opens a zip; members have the names that `name_of` finds.

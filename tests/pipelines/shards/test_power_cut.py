@@ -12,7 +12,7 @@ import pytest
 from azure_server import CONTAINER, running_azure
 from builds import build_here, files_of, run_build_here
 from image_files import jpeg, write_tree, write_zip
-from kaggle_stand_in import ARCHIVE, DATASET, NAME, TOKEN, StandIn
+from kaggle_stand_in import ARCHIVE, DATASET, NAME, StandIn
 from power_cut import Disk
 
 from pipelines.sources import kaggle
@@ -94,12 +94,8 @@ def test_a_power_cut_never_leaves_a_part_of_a_download_that_counts_as_whole(tmp_
         moments.append(len(left))
         assert left.get(NAME, ARCHIVE) == ARCHIVE, f"moment {len(moments)}"
 
-    for name in [*os.environ]:
-        if name.startswith(("KAGGLE_", "XDG_")) or name.lower() == "no_proxy":
-            monkeypatch.delenv(name)
     with StandIn(ARCHIVE) as stand_in, disk.watched(check):
-        for name, value in stand_in.environment(tmp_path, KAGGLE_API_TOKEN=TOKEN).items():
-            monkeypatch.setenv(name, value)
+        stand_in.log_in(monkeypatch, tmp_path)
         kaggle.download_archive(DATASET, disk.folder)
     assert disk.sure()[NAME] == ARCHIVE
     assert len(moments) > 6

@@ -24,39 +24,26 @@ def assert_refused(path, message):
         list_input(path)
 
 
-ARCHIVES = ("zip", "deflated.zip")
-
-
-@pytest.fixture(params=[*ARCHIVES, "folder", "zip on a store", "folder on a store"])
-def everywhere(request):
-    """Each container in each place."""
-    if request.param.endswith("store"):
-        request.getfixturevalue("s3")
-    return request.param
-
-
-def test_every_file_is_read_as_it_was_written_and_no_place_is_printed(tmp_path, everywhere):
-    path, kind = write_input(tmp_path, everywhere), everywhere.split()[0]
-    assert read_input(path) == TREE
-    source, _ = list_input(path)
-    described = source.describe()
-    what = "directory" if kind == "folder" else "archive"
-    assert described == {"kind": what, "name": f"scans.{kind}"}
-
-
-def test_an_input_that_changes_during_the_build_ends_it(tmp_path, everywhere):
-    place = write_input(tmp_path, everywhere)
+@pytest.mark.parametrize(
+    "kind", ["zip", "deflated.zip", "folder", "zip on a store", "folder on a store"]
+)
+def test_every_file_is_read_as_it_was_written_and_a_change_ends_the_build(tmp_path, kind, s3):
+    place, container = write_input(tmp_path, kind), kind.split()[0]
+    assert read_input(place) == TREE
     source, listing = list_input(place)
+    what = "directory" if container == "folder" else "archive"
+    assert source.describe() == {"kind": what, "name": f"scans.{container}"}
+
     ref = next(ref for ref in iterate_refs(listing.table) if ref.path == FIRST)
     (tmp_path / "new").mkdir()
     changed = {**TREE, FIRST: TREE[FIRST][::-1]}
-    new = write_input(tmp_path / "new", everywhere.split()[0], changed)
-    if everywhere.endswith("store"):
+    new = write_input(tmp_path / "new", container, changed)
+    if kind.endswith("store"):
         upload(new, place)
-    elif everywhere == "folder":
+    elif kind == "folder":
         (place / FIRST).write_bytes(changed[FIRST])
     else:
-        source.file.path.write_bytes(new.read_bytes())
+        source.file.path.write_bytes(new.read_bytes()[: -1 if kind == "zip" else None])
     message = rf"{re.escape(str(place))}.* changed since .*--overwrite"
     with source.open() as reader:
         with pytest.raises(errors.MessageError, match=message):
@@ -73,8 +60,8 @@ def test_an_input_that_changes_during_the_build_ends_it(tmp_path, everywhere):
         ("scans", jpeg(), "not a zip"),
         ("scans.tar.gz", b"\x1f\x8b", "tar xf scans.tar.gz"),
         ("scans.tar", bytes(257) + b"ustar" + bytes(500), "tar xf scans.tar "),
-        ("scans.zip.001", b"PK\3\4", "a part of a split archive.* > NAME.zip"),
-        ("scans.z01", b"PK\7\x08", "a part of a split archive.*zip -s 0"),
+        ("scans.zip.001", b"PK\3\4", "split into parts.* > NAME.zip"),
+        ("scans.z01", b"PK\7\x08", "split into parts.*zip -s 0"),
     ],
 )
 def test_a_file_that_is_no_zip_is_named_with_what_to_do(tmp_path, name, content, message):
@@ -118,9 +105,6 @@ def test_a_zip_of_any_writer_with_names_of_any_script_is_read(tmp_path, kind):
     names = itertools.cycle(["a", "ä", "ä" * 200])
     files = {path.replace("-1.", f"-{next(names)}."): content for path, content in TREE.items()}
     assert read_input(zip_of(kind, files, tmp_path / "a")) == files
-
-
-JOINED = "unpack them one by one and give the folder"
 
 
 def central_entry(data, name):
@@ -189,24 +173,6 @@ def test_a_zip_of_any_number_of_members_is_whole(tmp_path, num_members, comment)
 # ---- what may lack members
 
 
-def with_offset(offset):
-    """Returns a change of a zip that gives a member another place, in a zip64 field."""
-
-    def change(path):
-        # A zip64 extra field (APPNOTE.TXT 4.5.3) that holds the offset alone.
-        extra = struct.pack("<HHQ", 1, 8, offset)
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, content in TREE.items():
-                info = zipfile.ZipInfo(name)
-                info.extra = extra if name == FIRST else b""
-                archive.writestr(info, content)
-        data = bytearray(path.read_bytes())
-        struct.pack_into("<I", data, central_entry(data, FIRST) + OFFSET, 2**32 - 1)
-        return data
-
-    return change
-
-
 def with_long_comment(path):
     """Gives an entry of a zip a comment that covers all entries behind it."""
     data, name = bytearray(path.read_bytes()), list(TREE)[5]
@@ -216,39 +182,27 @@ def with_long_comment(path):
     return data
 
 
-def added(before=b"", after=b""):
-    return lambda path: before + path.read_bytes() + after
-
-
 def not_utf8(path):
     files = {**TREE, "train/CNV/ä.jpeg": b"1"}
     return write_zip(path, files).read_bytes().replace("ä".encode(), b"\xff\xfe")
 
 
-def twice(path):
-    return 2 * path.read_bytes()
-
-
-DAMAGES = [
-    ("zip", twice, JOINED),
-    ("deflated.zip", twice, JOINED),
-    ("zip", added(before=b"#!/bin/sh\nexec unzip\n" * 50), JOINED),
-    ("zip", added(after=b"more"), JOINED),
-    *(("zip", with_offset(n), "before its first member|points outside")
-      for n in (2**63 - 1, 2**64 - 1, 10_000)),
-    ("zip", lambda path: patched(path, STORED_SIZE, "<I", 2**32 - 2), "points outside of its mem"),
-    ("zip", with_long_comment, r"expected 12 members, found 6"),
-    ("zip", not_utf8, "a name is UTF-8, .*pack the files again"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "change", "message"), DAMAGES)
-def test_an_archive_that_may_lack_members_is_refused_and_leaves_nothing(
-    tmp_path, kind, change, message
-):
-    path = write_input(tmp_path, kind)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: 2 * path.read_bytes(), "unpack them one by one"),
+        (lambda path: b"#!/bin/sh\n" + path.read_bytes(), "unpack them one by one"),
+        (lambda path: path.read_bytes() + b"more", "unpack them one by one"),
+        (lambda path: patched(path, OFFSET, "<I", 10_000), "before its first member"),
+        (lambda path: patched(path, STORED_SIZE, "<I", 2**32 - 2), "points outside of its mem"),
+        (with_long_comment, "expected 12 members, found 6"),
+        (not_utf8, "a name is UTF-8, .*pack the files again"),
+    ],
+)
+def test_an_archive_that_may_lack_members_is_refused(tmp_path, change, message):
+    path = write_input(tmp_path, "zip")
     path.write_bytes(change(path))
-    assert_refused(path, rf"(?s)scans\.{kind} .*{message}")
+    assert_refused(path, rf"(?s)scans\.zip .*{message}")
 
 
 # ---- names
