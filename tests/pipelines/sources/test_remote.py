@@ -5,23 +5,17 @@ import contextlib
 import azure_server
 import numpy as np
 import pytest
-from builds import build_here, build_of, shards_of
+from builds import build_here, build_of, parsed, shards_of
 from dicom_files import dicom_file
-from image_files import (
-    grey_pixels,
-    kermany_archive,
-    pack,
-    scan_tree,
-    scans_of,
-    write_tree,
-)
+from image_files import grey_pixels, kermany_archive, pack, scan_tree, scans_of, write_tree
 from s3_server import BUCKET, SECRET_KEY, running_gcs
 from source_files import upload
 from tiff_files import tiff_file
 
-from pipelines import build_tfrecords, errors, options
+from pipelines import build_tfrecords, errors
 from pipelines.sources import factory
 from tfrecord_io.stores import remote
+from tfrecord_io.stores.folder import Folder
 
 
 def files():
@@ -63,7 +57,6 @@ def test_a_dataset_on_a_store_is_the_one_on_a_disk(scheme, running, s3, scans_zi
     assert shards_of(copy) == shards_of(local)
 
 
-# "us@er:pa/ss" in base64, as RFC 7617 has it.
 def test_a_build_that_another_one_overtakes_on_a_store_ends_with_the_same_dataset(
     s3, scans_zip, monkeypatch, capsys
 ):
@@ -154,24 +147,10 @@ def test_an_input_on_a_store_that_cannot_be_read_in_place_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-# ---- Workers elsewhere
-
-DATAFLOW = ["--runner=DataflowRunner"]
-
-
-def parsed(*words):
-    chosen = options.parse_options(words)
-    return chosen.source, chosen.workers
-
-
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--source=archive", "--input=a.zip"], "--source archive reads from a disk of this"),
-        ([], "--source kaggle reads from a disk of this machine"),
-        (["--source=synthetic"], "gcloud storage cp"),
-    ],
+    "words", [["--source=archive", "--input=a.zip"], ["--source=kaggle"], ["--source=synthetic"]]
 )
-def test_what_dataflow_cannot_see_is_refused_before_anything_is_fetched(words, message):
-    with pytest.raises(errors.UserError, match=message):
-        factory.require_reachable(*parsed(*words, *DATAFLOW))
+def test_what_dataflow_cannot_see_is_refused_before_anything_is_fetched(words, tmp_path):
+    chosen = parsed([*words, "--runner=DataflowRunner"])
+    with pytest.raises(errors.UserError, match=words[0].replace("=", " ")):
+        factory.open_source(chosen.source, chosen.workers, 0, Folder(str(tmp_path)))
