@@ -87,7 +87,8 @@ def main() -> int:
         return 0
     started = time.perf_counter()
     data = read_data(arguments)
-    draw_records(data.records, arguments.num_images, image_shape(arguments))
+    shape = (arguments.image_size, arguments.image_size, 1)
+    draw_records(data.records, arguments.num_images, shape)
     draw_scans(data)
     installed = [name for name in ("jax", "tensorflow") if importlib.util.find_spec(name)]
     backends = [arguments.backend] if arguments.backend else installed
@@ -110,10 +111,6 @@ _SETTINGS = ("models", "batch_size", "image_size", "num_images", "precision", "s
 def read_data(arguments: argparse.Namespace) -> ReadData:
     work = Path(arguments.work)
     return ReadData(work / f"records-{arguments.num_images}-{arguments.image_size}", work)
-
-
-def image_shape(arguments: argparse.Namespace) -> tuple[int, int, int]:
-    return arguments.image_size, arguments.image_size, 1
 
 
 def measure_backend(backend: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -243,8 +240,8 @@ def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> d
     num_steps, num_rounds = arguments.steps, arguments.rounds
     session, _, steps = prepare_steps(
         session_on(arguments, model, int(replicas)),
-        # One step more, for the time to the first, and a round for the share of the CPU.
-        num_steps=(num_rounds + 2) * num_steps + 1,
+        # One step more, for the time to the first.
+        num_steps=(num_rounds + 1) * num_steps + 1,
     )
     sources = {
         "reader": steps.iterate(session.training_batches(0)),
@@ -256,16 +253,11 @@ def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> d
         sources["decode"] = placed(session, steps, decoded_by_threads(arguments))
         sources["grain"] = placed(session, steps, decoded_by_grain(arguments))
     times = time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
-    started, worked = time.perf_counter(), time.process_time()
-    for _ in range(num_steps):
-        steps.train(sources["reader"])
-    cores = (time.process_time() - worked) / (time.perf_counter() - started)
     images = num_steps * (session.plan.config.input.global_batch_size or 0)
     return {
         "step_ms": 1000 * times["device"][0] / num_steps,
         "images_per_second": {name: images / seconds for name, (seconds, _) in times.items()},
         "input_wait_share": {name: share for name, (_, share) in times.items()},
-        "reader_cpu_cores": cores,
         "first_step_seconds": first_step,
         **memory_megabytes(session.devices),
     }
