@@ -173,7 +173,8 @@ def find_twins(examples: pa.Table, images: ImageReader, dataset: Manifest) -> Tw
     """
     groups, _ = encode(examples["pixels_xxh3"])
     first_rows = np.unique(groups, return_index=True)[1]  # of each picture
-    hashes = hashes_in(examples.take(pa.array(first_rows)))
+    joined = b"".join(examples["perceptual_hash"].take(pa.array(first_rows)).to_pylist())
+    hashes = np.frombuffer(joined, np.uint8).reshape(-1, HASH_LENGTH)
     blank = ~np.any(hashes, axis=1)
     side = min(images.layout.image_shape[:2])
     if side < MIN_SIDE:
@@ -246,12 +247,6 @@ def _comparer(
     return compare
 
 
-def hashes_in(examples: pa.Table) -> np.ndarray:
-    """Returns the column `perceptual_hash`, uint8 [num_examples, HASH_LENGTH]."""
-    joined = b"".join(examples["perceptual_hash"].to_pylist())
-    return np.frombuffer(joined, np.uint8).reshape(-1, HASH_LENGTH)
-
-
 def have_different(
     codes: np.ndarray, groups: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> np.ndarray:
@@ -287,7 +282,9 @@ def find_pairs(
         [num_pairs], in how many bits they differ; and whether the search is complete: it did not
         stop early, and no crowd was too large.
     """
-    words, num_hashes = _words(hashes), len(hashes)
+    # uint64 [HASH_LENGTH / 8, num_hashes].
+    words = np.ascontiguousarray(np.ascontiguousarray(hashes).view(np.uint64).T)
+    num_hashes = len(hashes)
     codes, num_crowded = np.empty(0, np.int64), np.zeros(num_hashes, np.int64)
     for start in range(HASH_LENGTH):
         # The eight bytes from this position on, as one number.
@@ -323,13 +320,8 @@ def find_pairs(
     return np.stack([first, second], axis=1), distances, complete
 
 
-def _words(hashes: np.ndarray) -> np.ndarray:
-    """Returns hashes as uint64 [HASH_LENGTH / 8, num_hashes]."""
-    return np.ascontiguousarray(np.ascontiguousarray(hashes).view(np.uint64).T)
-
-
 def _distances(words: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Returns in how many bits hashes differ, int16; both are as `_words` returns them."""
+    """Returns in how many bits hashes differ, int16, of uint64 [HASH_LENGTH / 8, num_hashes]."""
     distance = np.zeros(words.shape[1], np.int16)
     for word, other in zip(words, others, strict=True):
         distance += np.bitwise_count(word ^ other)
@@ -351,22 +343,6 @@ def _distinct(found: Sequence[np.ndarray]) -> np.ndarray:
     # NumPy 2.3 hashes in `np.unique`, which takes a minute for some millions of these numbers.
     codes = np.sort(np.concatenate(found))
     return codes[np.diff(codes, prepend=-1) > 0]
-
-
-def count_near(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Returns of each hash how many others are within `MAX_DISTANCE`, int64 [num_hashes].
-
-    Every pair is compared: 10,000 hashes with 100,000 others take some ten seconds.
-
-    Args:
-        hashes: uint8 [num_hashes, HASH_LENGTH]; those of pictures of one colour have no others.
-        others: uint8 [num_others, HASH_LENGTH].
-    """
-    words = _words(others[others.any(axis=1)])
-    counts = np.zeros(len(hashes), np.int64)
-    for row in np.flatnonzero(hashes.any(axis=1)):
-        counts[row] = len(_are_near(words, _words(hashes[row : row + 1])))
-    return counts
 
 
 def detail(image: Image.Image) -> np.ndarray:

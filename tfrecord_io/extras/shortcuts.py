@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,22 +48,13 @@ _ON_SIDE_FACTS = (
 # Largest probability that a fact listed as one class's is so by chance, over all its values.
 _CHANCE = 0.05
 
-# Pillow's modes in words.
-_MODES = {"1": "black and white", "L": "grey", "RGB": "colour", "I;16": "grey of 16 bits"}
-
-# Facts that are categories: the columns that tell them, and how their values are shown.
-_CATEGORIES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
-    "original size": (("width", "height"), "{}×{}".format),
-    "file format and mode": (
-        ("file_format", "mode"),
-        lambda kind, mode: f"{kind}, {_MODES.get(mode, mode)}",
-    ),
-    "JPEG quantization": (
-        ("quantization",),
-        lambda total: "no JPEG" if total == "0" else total,
-    ),
-    "padded share": (("padding",), "{} %".format),
-    SITE: ((SITE,), str),
+# Facts that are categories: the columns that say them, and what is between their values.
+_CATEGORIES: Mapping[str, tuple[Sequence[str], str]] = {
+    "original size": (("width", "height"), "×"),
+    "file format and mode": (("file_format", "mode"), ", "),
+    "JPEG quantization": (("quantization",), ""),
+    "padded share": (("padding",), ""),
+    SITE: ((SITE,), ""),
 }
 
 # Bounds of the intervals of the white share of a picture's border, and the names of these.
@@ -112,40 +103,37 @@ def check_shortcuts(examined: Examined) -> Iterator[Finding]:
     """Yields how well facts about the files, without their pixels, predict the class or a label."""
     examples = shapes.with_padding(examined.dataset, examined.examples)
     # Of classes, all at once; else of each label whether an image has it.
-    asked = [("", examined.labels, examined.label)]
+    tasks = [(examined.kind.noun, examined.labels, examined.label)]
     if not examined.kind.one_hot:
         columns = examined.kind.has(examined.labels, examined.dataset.label_names).T
-        asked = [
-            (name, (f"without {name}", f"with {name}"), column[examined.label].astype(np.int64))
+        tasks = [
+            (f"label {name}", (f"without {name}", f"with {name}"), column[examined.label] * 1)
             for name, column in zip(examined.dataset.label_names, columns, strict=True)
         ]
     measured = [
-        (result, label, names)
-        for label, names, codes in asked
+        (result, what, names)
+        for what, names, codes in tasks
         if (result := measure(examples, codes, examined.joined)) is not None
     ]
     if not measured:
         return
     # The label that is predicted best. One of few patients can be predicted by chance.
-    result, label, names = max(measured, key=lambda entry: (entry[0].reliable, entry[0].low))
-    of_label = {"label": label} if label else {}
-    examined.measures["shortcuts"] = dataclasses.asdict(result) | of_label
-    noun, units = examined.kind.noun, examined.joined.units
-    what = f"label {label}" if label else noun
+    result, what, names = max(measured, key=lambda entry: (entry[0].reliable, entry[0].low))
+    examined.measures["shortcuts"] = dataclasses.asdict(result) | {"predicted": what}
+    units, gain = examined.joined.units, result.low - result.chance
     ranked = sorted(result.by_signal.items(), key=lambda item: (-item[1], item[0]))
-    signals = ", ".join(f"{name} {value:.0%}" for name, value in ranked)
     giveaways = [
         {"fact": name, "value": value, "images": count, "all of them": names[place]}
         for name, value, place, count in result.giveaways
     ]
     text = (
-        f"From facts such as size and JPEG quality, without pixels, a simple model tells the {what}"
-        f" in {result.accuracy:.0%} of the cases (95 % interval {result.low:.0%} to "
+        f"A simple model predicts the {what} from facts such as size and JPEG quality, without "
+        f"pixels, in {result.accuracy:.0%} of the cases (95 % interval {result.low:.0%} to "
         f"{result.high:.0%}; mean over the classes, for {units} not used in training). Guessing "
-        f"gives {result.chance:.0%}. With a single fact: {signals}."
+        f"gives {result.chance:.0%}. With a single fact: "
+        f"{', '.join(f'{name} {value:.0%}' for name, value in ranked)}."
     )
     often = f"({result.accuracy:.0%} right without pixels, guessing {result.chance:.0%})"
-    gain = result.low - result.chance
     if not result.reliable:
         found = note
         title = f"Too few {units} to say whether facts about the files predict the {what}"
@@ -155,12 +143,9 @@ def check_shortcuts(examined: Examined) -> Iterator[Finding]:
     elif gain > 0.05:
         found, title = warning, f"Facts about the files partly predict the {what} {often}"
     elif giveaways:
-        found, title = warning, f"Some facts about the files occur in one {noun} only"
+        found, title = warning, "Some facts about the files go with one class only"
     else:
         found, title = good, f"Facts about the files hardly predict the {what}"
-    if giveaways:
-        fact, value, place, count = result.giveaways[0]
-        text += f" All {count:,} images with {fact} {value} are {names[place]}."
     if found in (problem, warning):
         text += " A network may learn these facts instead of the disease: compare its results "
         text += "within one image size and one JPEG quality."
@@ -182,7 +167,7 @@ def measure(examples: pa.Table, label_codes: np.ndarray, joined: Groups) -> Shor
         the result, or None if fewer than two classes have examples or no signal varies.
     """
     present, labels = np.unique(label_codes, return_inverse=True)
-    facts = facts_of_files(examples) if len(present) > 1 else {}
+    facts = _facts_of_files(examples) if len(present) > 1 else {}
     signals = {name: fact for name, fact in facts.items() if fact[0].max(initial=0) > 0}
     if not signals:
         return None
@@ -224,36 +209,27 @@ def measure(examples: pa.Table, label_codes: np.ndarray, joined: Groups) -> Shor
     )
 
 
-def facts_of_files(examples: pa.Table) -> Facts:
-    """Returns the facts whose columns an examples table has, see `shapes.with_padding`, too."""
+def _facts_of_files(examples: pa.Table) -> Facts:
+    """Returns the facts whose columns an examples table has, and `padding`, a share in percent."""
     there = set(examples.column_names)
-    facts: Facts = {
-        name: _categories([examples[column] for column in columns], shown)
-        for name, (columns, shown) in _CATEGORIES.items()
-        if there.issuperset(columns)
-    }
+    facts: Facts = {}
+    for name, (columns, separator) in _CATEGORIES.items():
+        if there.issuperset(columns):
+            texts = (pc.fill_null(examples[column].cast(pa.string()), "") for column in columns)
+            numbers, values = encode(pc.binary_join_element_wise(*texts, separator))
+            # Numbered by frequency; all rare values share the last number.
+            order = np.argsort(-np.bincount(numbers), kind="stable")
+            codes = np.minimum(np.argsort(order), _MAX_CATEGORIES)[numbers]
+            facts[name] = codes, values.take(pa.array(order[:_MAX_CATEGORIES])).to_pylist()
     if "brightness" in there:
-        values = examples["brightness"].to_numpy()
-        edges = np.quantile(values, np.linspace(0, 1, _BRIGHTNESS_BINS + 1)[1:-1])
-        texts = [f"below {edges[0]:.3g}", *(f"from {edge:.3g}" for edge in edges)]
-        facts["mean brightness"] = np.searchsorted(edges, values, "right"), texts
+        brightness = examples["brightness"].to_numpy()
+        edges = np.quantile(brightness, np.linspace(0, 1, _BRIGHTNESS_BINS + 1)[1:-1])
+        names = [f"below {edges[0]:.3g}", *(f"from {edge:.3g}" for edge in edges)]
+        facts["mean brightness"] = np.searchsorted(edges, brightness, "right"), names
     if "white_border" in there:
         border = examples["white_border"].to_numpy()
         facts["white border"] = np.searchsorted(_BORDER_EDGES, border, "right"), _BORDERS
     return facts
-
-
-def _categories(
-    columns: Sequence[pa.ChunkedArray], shown: Callable[..., str]
-) -> tuple[np.ndarray, list[str]]:
-    """Numbers what is in some columns by frequency; all rare values share the last number."""
-    parts = [pc.fill_null(column.cast(pa.string()), "unknown") for column in columns]
-    # Each distinct value is formatted once, because there are few of them.
-    numbers, joined = encode(pc.binary_join_element_wise(*parts, "\n"))
-    order = np.argsort(-np.bincount(numbers), kind="stable")
-    codes = np.minimum(np.argsort(order), _MAX_CATEGORIES)[numbers]
-    frequent = joined.take(pa.array(order[:_MAX_CATEGORIES])).to_pylist()
-    return codes, [shown(*text.split("\n", len(parts) - 1)) for text in frequent]
 
 
 def _cross_validate(
@@ -311,36 +287,24 @@ def _interval(
 
 def section(dataset: Manifest, measures: Mapping[str, Any], examples: pa.Table) -> page.Section:
     """Returns how well facts about the files predict the class, and how bright each class is."""
-    boxes = side_facts_of_classes(measures.get("shortcuts")) + brightness(dataset, examples)
-    blocks = [_ON_SIDE_FACTS, page.Box(boxes, "grid")]
-    return page.Section("side-facts", "Facts about the files", blocks)
-
-
-def side_facts_of_classes(measured: Mapping[str, Any] | None) -> list[page.Bars]:
-    """Returns a chart of how well side facts predict the class, compared with guessing.
-
-    Without the audit's measure `shortcuts` there is none.
-    """
-    if measured is None:
-        return []
-    signals = sorted(measured["by_signal"].items(), key=lambda item: -item[1])
-    values = [("all together", measured["accuracy"]), *signals, ("guessing", measured["chance"])]
-    title = "How often facts about the file alone predict the right class"
-    return [page.Bars(title, [(name, value, f"{100 * value:.0f} %") for name, value in values])]
-
-
-def brightness(dataset: Manifest, examples: pa.Table) -> list[page.Bars]:
-    """Returns a chart of the median brightness of each class, or none without images."""
-    values, labels = examples["brightness"].to_numpy(), examples["label"].to_pylist()
+    charts = []
+    if measured := measures.get("shortcuts"):
+        signals = sorted(measured["by_signal"].items(), key=lambda item: -item[1])
+        shown = [("all together", measured["accuracy"]), *signals, ("guessing", measured["chance"])]
+        title = "How often facts about the file alone predict the right class"
+        bars = [(name, value, f"{100 * value:.0f} %") for name, value in shown]
+        charts.append(page.Bars(title, bars))
+    brightness, labels = examples["brightness"].to_numpy(), examples["label"].to_pylist()
     has = dataset.label_kind.has(labels, dataset.label_names)[:, :_MAX_CLASSES]
-    names = dataset.label_names[:_MAX_CLASSES]
-    medians = {
-        name: float(np.median(values[chosen]))
-        for name, chosen in zip(names, has.T, strict=True)
-        if chosen.any()
-    }
-    bars = [(name, median, f"{median:.0f}") for name, median in medians.items()]
-    return [page.Bars("Median brightness, 0 black to 255 white", bars)] if bars else []
+    bars = []
+    for name, chosen in zip(dataset.label_names, has.T, strict=False):
+        if chosen.any():
+            median = float(np.median(brightness[chosen]))
+            bars.append((name, median, f"{median:.0f}"))
+    if bars:
+        charts.append(page.Bars("Median brightness, 0 black to 255 white", bars))
+    blocks = [_ON_SIDE_FACTS, page.Box(charts, "grid")]
+    return page.Section("side-facts", "Facts about the files", blocks)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -39,7 +39,7 @@ def test_a_side_fact_that_goes_with_the_class_is_measured_and_named(fact):
     sizes = np.where(labels == 1, 512, np.where(np.arange(400) % 4 == 0, 768, 640))
     columns, value = {
         "original size": ({"width": sizes, "height": np.full(400, 496)}, "512×496"),
-        "padded share": ({"padding": 67 * labels}, "67 %"),
+        "padded share": ({"padding": 67 * labels}, "67"),
     }[fact]
     table = pa.table({"patient": [str(n // 4) for n in range(400)], **columns})
     found = measured(table, labels)
@@ -84,17 +84,13 @@ def test_what_only_names_the_patient_is_not_counted_as_telling_the_class():
     assert measured(table.select(["patient"]), labels) is None
 
 
-def test_facts_stand_beside_guessing_the_strongest_first():
-    measured = {"chance": 0.25, "accuracy": 0.5, "by_signal": {"size": 0.2, "border": 0.4}}
-    (chart,) = shortcuts.side_facts_of_classes(measured)
-    assert [(name, value) for name, _, value in chart.bars] == [
-        ("all together", "50 %"), ("border", "40 %"), ("size", "20 %"), ("guessing", "25 %"),
-    ]  # fmt: skip
-    assert shortcuts.side_facts_of_classes(None) == []
-
-
-def test_brightness_is_the_median_of_each_class():
+def test_the_page_has_facts_beside_guessing_and_the_median_brightness_of_each_class():
     dataset = bare_manifest(image_shape=(4, 4, 1), label_names=["A", "B", "C"], splits={})
     table = pa.table({"label": ["A", "A", "A", "B"], "brightness": [1.0, 2.0, 99.0, 7.0]})
-    (chart,) = shortcuts.brightness(dataset, table)
-    assert chart.bars == [("A", 2.0, "2"), ("B", 7.0, "7")]
+    found = {"chance": 0.25, "accuracy": 0.5, "by_signal": {"size": 0.2, "border": 0.4}}
+    _, box = shortcuts.section(dataset, {"shortcuts": found}, table).blocks
+    facts, brightness = box.blocks
+    assert [(name, value) for name, _, value in facts.bars] == [
+        ("all together", "50 %"), ("border", "40 %"), ("size", "20 %"), ("guessing", "25 %"),
+    ]  # fmt: skip
+    assert brightness.bars == [("A", 2.0, "2"), ("B", 7.0, "7")]
