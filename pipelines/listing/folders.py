@@ -33,7 +33,7 @@ from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import OTHER, RejectedFile, counts_of, iterate_refs, make_refs
 from pipelines.sources.source import Member
 from tfrecord_io.decoding.preprocess import IMAGE_SUFFIXES
-from tfrecord_io.decoding.unread import what_is
+from tfrecord_io.decoding.rejects import what_is
 from tfrecord_io.format.schema import SPLIT_NAME, SPLITS
 from tfrecord_io.terminal.printing import counted, listed, printable
 

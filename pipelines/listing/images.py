@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from pipelines.listing.refs import BATCH_ROWS, REF_SCHEMA, RejectedFile
-from tfrecord_io.decoding.rejects import MAX_DETAIL_LENGTH
-from tfrecord_io.decoding.unread import what_is
+from tfrecord_io.decoding.rejects import MAX_DETAIL_LENGTH, what_is
 from tfrecord_io.terminal.printing import counted, printable
 
 

@@ -24,8 +24,7 @@ import deflate
 
 from pipelines import errors
 from pipelines.sources.source import Member, Reader, Source
-from tfrecord_io.decoding.rejects import Reject
-from tfrecord_io.decoding.unread import START_BYTES, what_is
+from tfrecord_io.decoding.rejects import START_BYTES, Reject, what_is
 from tfrecord_io.stores import archives, remote
 from tfrecord_io.stores.files import announce
 from tfrecord_io.stores.range_file import RangeFile

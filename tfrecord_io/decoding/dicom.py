@@ -18,12 +18,12 @@ import re
 import struct
 import unicodedata
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from tfrecord_io.decoding.dicom_kinds import ignored_kind
 from tfrecord_io.decoding.formats import Picture
 from tfrecord_io.decoding.rejects import Reject, as_rejects, check_size
 
@@ -78,6 +78,38 @@ _NEEDED = ("Rows", "Columns", "BitsStored", "PhotometricInterpretation", "PixelR
 _GROUPS = ("PixelMeasuresSequence", "PixelValueTransformationSequence", "FrameVOILUTSequence")
 
 
+_STORAGE = r"1\.2\.840\.10008\.5\.1\.4\.1\.1\."
+
+# Objects that are not pictures of a patient, by the end of their SOP class (PS3.4); no library has
+# such a list. Segmentations have pixels, but these are masks of other
+# pictures.
+_KINDS = {
+    re.compile(rf"{_STORAGE}(?:{ends})"): kind
+    for ends, kind in {
+        r"88\.59": "key_object_selection",
+        r"88\.\d+(\.\d+)*": "structured_report",
+        r"11\.\d+": "presentation_state",
+        r"104\.\d+": "encapsulated_document",
+        r"481\.3": "structure_set",
+        r"481\.([4-9]|1\d|2\d)|34\.\d+": "treatment_plan_or_record",
+        r"9\.\d+(\.\d+)*": "waveform",
+        r"66\.4|66\.7": "segmentation",
+        r"66\.[12356]": "registration_or_surface",
+        r"66|4\.2": "raw_data",
+        r"67": "value_mapping",
+        r"78\.\d|79\.1|80\.1|77\.1\.5\.3": "eye_measurement",
+        r"90\.1|91\.1": "annotation",
+        r"68\.\d|131": "surface_or_color_palette",
+    }.items()
+}
+# The second is Siemens' own, in which spectra and protocols are beside the pictures of a study.
+_OTHERS = {"1.2.840.10008.1.3.10": "media_directory", "1.3.12.2.1107.5.9.1": "raw_data"}
+
+# Values of ImageType of pictures that only accompany others: of slides, and of CT (PS3.3, C.8.12.4
+# and C.8.2.1).
+_COMPANIONS = ("LABEL", "OVERVIEW", "THUMBNAIL", "LOCALIZER")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Header:
     """The facts about a file that a listing needs; None if the file does not have one.
@@ -86,7 +118,7 @@ class Header:
         patient: a hash of the patient's identity; `study` and `series` are hashes of their UIDs.
         laterality: `L`, `R` or `B`.
         device: the model's name.
-        kind: what the file is if it is not a picture of a patient, see `dicom_kinds`; else empty.
+        kind: `structured_report` and the like if it is not a picture of a patient; else empty.
         is_annotated: whether the file says that text is burned into its pixels.
     """
 
@@ -201,9 +233,16 @@ def _header(tags: Dataset) -> Header:
         modality=text("Modality") or None,
         laterality=text("ImageLaterality") or text("Laterality") or None,
         device=text("ManufacturerModelName") or None,
-        kind=ignored_kind(text("SOPClassUID"), tags.get("ImageType") or ()),
+        kind=_ignored_kind(text("SOPClassUID"), tags.get("ImageType") or ()),
         is_annotated=text("BurnedInAnnotation").upper() == "YES",
     )
+
+
+def _ignored_kind(sop_class: str, image_type: Iterable[str]) -> str:
+    """Returns what a DICOM object is, such as `structured_report`; empty for a picture to use."""
+    kinds = (kind for pattern, kind in _KINDS.items() if pattern.fullmatch(sop_class))
+    companions = (f"{name.lower()}_image" for name in _COMPANIONS if name in image_type)
+    return _OTHERS.get(sop_class) or next(kinds, "") or next(companions, "")
 
 
 def patient_code(patient: str, issuer: str = "") -> str:
@@ -379,8 +418,9 @@ def _windowed(pixels: np.ndarray, tags: Dataset, window: tuple[float, float] | N
     lowest, span = _range_of(tags)
     # A table of every value that can be stored: there are fewer of them than pixels.
     stored = np.arange(lowest, lowest + span + 1)
-    values = apply_modality_lut(stored, tags)
-    if not np.isfinite(values).all():
+    rescale = tags.get("RescaleSlope", 1), tags.get("RescaleIntercept", 0)
+    values = stored if None in rescale else apply_modality_lut(stored, tags)
+    if None in rescale or not np.isfinite(values).all():
         raise Reject("undecodable", "the rescale slope or intercept of the DICOM is not a number")
     voi = (tags.get("VOILUTSequence") or [None])[0]
     if window:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, TiffImagePlugin
 
-from tfrecord_io.decoding.rejects import Reject, check_size, reason_of
-from tfrecord_io.decoding.unread import START_BYTES, what_is
+from tfrecord_io.decoding.rejects import START_BYTES, Reject, check_size, reason_of, what_is
 
 # Pillow knows many more, but each is attack surface.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF", "JPEG2000")

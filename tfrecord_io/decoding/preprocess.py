@@ -43,7 +43,7 @@ class Pictures(NamedTuple):
     """The pictures of a file: their numbers, see `frame_path`, and what the tags of DICOM say.
 
     The format is `DICOM` or empty; `ignored` has the kind of a file that is not a picture, see
-    `dicom_kinds`.
+    `dicom.Header`.
     """
 
     frames: Sequence[int | None] = (None,)

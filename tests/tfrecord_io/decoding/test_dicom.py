@@ -412,8 +412,9 @@ def test_a_number_of_frames_that_cannot_be_is_not_believed(num_frames):
          "unsupported_mode: .* with high bit 15, expected 11"),
         (dicom_file(levels(0, 255), {WINDOW_CENTER: "9", WINDOW_WIDTH: "0"}),
          "undecodable: .*Window Width"),
-        (dicom_file(levels(0, 255), {SLOPE: "1", INTERCEPT: "nan"}), "undecodable"),
-        (dicom_file(levels(0, 255), {SLOPE: "inf", INTERCEPT: "0"}), "undecodable"),
+        *((dicom_file(levels(0, 255), {SLOPE: slope, INTERCEPT: intercept}),
+           "undecodable: the rescale slope or intercept of the DICOM is not a number")
+          for slope, intercept in (("1", "nan"), ("inf", "0"), ("", "0"), ("2", ""))),
         (dicom_file(rgb_pixels(), photometric="RGB").replace(b"RGB ", b"HSV "), "unsupported_mode"),
     ],
 )  # fmt: skip

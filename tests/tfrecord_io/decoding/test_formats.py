@@ -16,8 +16,7 @@ from tiff_files import tiff_file
 
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
-from tfrecord_io.decoding.rejects import Reject
-from tfrecord_io.decoding.unread import what_is
+from tfrecord_io.decoding.rejects import Reject, what_is
 
 # Pillow warns of odd metadata and of large pictures; the job silences it where it decodes.
 pytestmark = pytest.mark.filterwarnings("ignore")
