@@ -1,7 +1,7 @@
 """What a network learns and answers, by the kind of the dataset's labels.
 
 A `Task` is the one place where the kind decides; the other modules ask the task of their dataset.
-To add a kind of label, write a subclass in a module of its own, and name it in `registry`.
+To add a kind of label, write a subclass in a module of its own, and name it in `train.kinds.TASKS`.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def load_classifier(path: Path) -> Classifier:
     facts, preprocessing, kind = _read_facts(described)
     label_names = tuple(facts["label_names"])
     with console.hide_native_noise():
-        from train.kinds.registry import task_of
+        from train.kinds import task_of
         from train.results.thresholds import read_thresholds
 
         try:

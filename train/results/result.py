@@ -21,8 +21,7 @@ from tfrecord_io.stores.files import atomic_write, write_last
 from tfrecord_io.terminal.stages import stage
 from train.data.dataset import Dataset
 from train.data.seen import Exposure
-from train.kinds import words
-from train.kinds.registry import task_of
+from train.kinds import task_of, words
 from train.kinds.task import Task, View
 from train.machine.devices import versions
 from train.machine.places import METRICS_NAME, PAGE_NAME

@@ -14,7 +14,7 @@ import numpy as np
 
 from train.data.dataset import Dataset, Part, divided
 from train.data.seen import expose, read_seen
-from train.kinds.registry import task_of
+from train.kinds import task_of
 from train.machine import console
 from train.machine.places import PAGE_NAME, RunFolder
 from train.results import metrics

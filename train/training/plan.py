@@ -14,7 +14,7 @@ from typing import Any
 from tfrecord_io.terminal.errors import UserError
 from train.data.dataset import Dataset, Part, Parts, choose_parts
 from train.data.options import InputOptions
-from train.kinds.registry import task_of
+from train.kinds import task_of
 from train.kinds.task import Task
 from train.machine.devices import Devices
 from train.networks.options import LITE_MODELS, TUTORIAL_MODELS, NetworkOptions

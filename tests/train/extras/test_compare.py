@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from answers import dataset_of, predictions_of
 from dataset_factory import change_json
-from marked_images import KERAS_ARRAY_WARNING, evaluated, metrics_of
+from marked_images import KERAS_ARRAY_WARNING, evaluated
 
 from tfrecord_io.format.kinds import CLASSES, GRADES, MULTI_LABEL
 from tfrecord_io.stores.files import write_json
 from train.extras import compare
+from train.kinds import task_of
 from train.kinds.measures import known
-from train.kinds.registry import task_of
 from train.kinds.words import title_of
 from train.results import metrics
 from train.results.options import MeasureOptions
@@ -61,73 +61,55 @@ def test_each_kind_is_compared_by_its_own_measures(tmp_path, kind):
         ),
         strict=True,
     )
-    same, figures, difference = compare.sections(runs)
-    assert "the settings of the network are not beside" in same.blocks[0].text
-    shown = {row[0] for row in figures.blocks[0].rows}
-    rows, note = difference.blocks
-    found = {row[0]: float(row[1].split()[0]) for row in rows.rows}
+    same, (_, figures, _), (_, rows, note) = compare.tables(runs)
+    assert same[1:] == ([], "the settings and the dataset are the same")
+    shown = {row[0] for row in figures}
+    found = {row[0]: float(row[1].split()[0]) for row in rows[1:]}
     for measure in task.run_measures:
         title, change = title_of(measure), scores[1][measure] - scores[0][measure]
         assert title in shown
         if title in found:  # areas take too long
             scale = 100 if known(measure).unit == "share" else 1
             assert found[title] == pytest.approx(scale * change, rel=0.01, abs=0.051)
-    assert "on 12 images of 6 patients that both have measured" in note.text
+    assert note == "on 12 images of 6 patients that both have measured"
     assert "sensitivity, @D" in shown
 
 
-@pytest.mark.parametrize("kind", [CLASSES, MULTI_LABEL])
-def test_labels_in_another_order_are_compared_by_their_names(tmp_path, kind):
-    task, truths = task_of(kind), np.eye(4)[RIGHT] > 0 if kind is MULTI_LABEL else RIGHT
-    probabilities = SOME.dirichlet(np.ones(4), 12)
-    one, _ = run_of_no_network(tmp_path / "a", probabilities, truths, NAMES, task)
-    turned = truths[:, ::-1] if kind is MULTI_LABEL else 3 - truths
-    two, _ = run_of_no_network(tmp_path / "b", probabilities[:, ::-1], turned, NAMES[::-1], task)
-    *_, difference = compare.sections([one, two])
-    assert {row[1].split()[0].lstrip("+-") for row in difference.blocks[0].rows} <= {"0.0", "0"}
-
-
-def test_another_file_of_the_same_name_and_other_labels_are_not_compared(tmp_path):
+def test_only_answers_about_the_same_files_and_labels_are_subtracted(tmp_path):
     one = np.eye(4)[RIGHT]
     ours, _ = run_of_no_network(tmp_path / "a", one, RIGHT)
     half, _ = run_of_no_network(tmp_path / "b", one, RIGHT, files=["f", "g"] * 6)
-    named, _ = run_of_no_network(tmp_path / "c", one, RIGHT, tuple("wxyz"))
+    named, _ = run_of_no_network(tmp_path / "c", one, RIGHT, NAMES[::-1])
     grades, _ = run_of_no_network(tmp_path / "d", one, RIGHT, NAMES, task_of(GRADES))
     wrong = ours._replace(answers=ours.answers.take(np.arange(12)[::-1]))
     apart = ours._replace(keys=np.char.add(ours.keys, "x"))
-    _, _, *parts = compare.sections([ours, half, named, grades])
-    notes = [part.blocks[-1].text for part in parts]
-    assert "on 6 images of 6 patients that both have measured" in notes[0]
-    assert [note.startswith("their labels are of different") for note in notes[1:]] == [True] * 2
-    *_, differ, none = compare.sections([ours, wrong, apart])
-    assert differ.blocks[0].text == "the labels of an image differ"
-    assert none.blocks[0].text == "they have measured no file in common"
+    _, _, *parts = compare.tables([ours, half, named, grades, wrong, apart])
+    assert [note for _, _, note in parts] == [
+        "on 6 images of 6 patients that both have measured",
+        *["their labels differ in kind, names or order"] * 2,
+        "the labels of an image differ",
+        "they have measured no file in common",
+    ]
 
 
-def test_the_table_and_the_page_say_what_differs_and_by_how_much(
-    class_run, worse, tmp_path, capsys
-):
-    page = tmp_path / "page.html"
-    assert compare.main([str(class_run), str(worse), f"--output={page}"]) == 0
+def test_the_command_says_what_differs_and_by_how_much(class_run, worse, capsys):
+    assert compare.main([str(class_run), str(worse)]) == 0
     said = capsys.readouterr().out
     (seed,) = [line.split() for line in said.splitlines() if line.startswith("  seed ")]
     assert seed == ["seed", "1", "7"]
     assert "  dataset " not in said
     found = compare.read(class_run), compare.read(worse)
     right = [(each.answers.probabilities.argmax(1) == each.answers.truths).mean() for each in found]
-    *_, difference = compare.sections(found)
-    accuracy, change, interval, _ = difference.blocks[0].rows[0]
+    *_, (_, rows, note) = compare.tables(found)
+    accuracy, change, interval, _ = rows[1]
     assert (accuracy, change) == ("accuracy", f"{100 * (right[1] - right[0]):+.1f} points")
-    written = page.read_text()
-    for text in (change, interval, "on 30 images of 15 patients that both have measured"):
-        assert text in said
-        assert text in written
+    assert all(text in said for text in (change, interval, note))
     # As of 15 patients of two images, of whom two lose both: t times the deviation of the mean.
     low, high = (float(end) for end in interval.removesuffix(" points").split(" to "))
     half = 100 * 2.14 * np.repeat([-1.0, 0.0], [2, 13]).std(ddof=1) / np.sqrt(15)
     assert (high - low) / 2 == pytest.approx(half, rel=0.35)
-    *_, nothing = compare.sections([found[0], found[0]._replace(name="b")])
-    assert nothing.blocks[0].rows[0] == ["accuracy", "+0.0 points", "–", "may be chance"]
+    *_, (_, rows, _) = compare.tables([found[0], found[0]._replace(name="b")])
+    assert rows[1] == ["accuracy", "+0.0 points", "–", "may be chance"]
 
 
 def test_what_cannot_be_compared_is_refused(class_run, class_data, tmp_path, capsys):
@@ -145,7 +127,6 @@ def test_what_cannot_be_compared_is_refused(class_run, class_data, tmp_path, cap
         ([class_run, begun], "expected the folder of a finished run"),
         ([class_run, damaged], "expected the folder of a finished run"),
         ([class_run, unmeasured], "was not measured"),
-        ([class_run, begun, "--output=labels.csv"], "is not a page"),
     ):
         assert compare.main([*map(str, runs)]) == 2
         assert message in capsys.readouterr().err
@@ -155,8 +136,6 @@ def test_an_evaluation_is_compared_with_its_run(class_run, class_data, tmp_path)
     copy = shutil.copytree(class_run, tmp_path / "copy")
     assert evaluated(copy, class_data, "--split=val", "--include_seen") == 0
     (output,) = (copy / "evaluation").iterdir()
-    assert metrics_of(output)["split"] == "val"
-    what, _, difference = compare.sections([compare.read(class_run), compare.read(str(output))])
-    assert [row[0] for row in what.blocks[0].rows] == ["split", "seen before"]
-    assert what.blocks[0].rows[1][1:] == ["0", "20"]
-    assert difference.blocks[0].text == "they have measured no file in common"
+    (_, changed, _), *_ = compare.tables([compare.read(class_run), compare.read(str(output))])
+    assert [row[0] for row in changed[1:]] == ["split", "seen before"]
+    assert changed[2][1:] == ["0", "20"]

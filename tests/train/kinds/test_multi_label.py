@@ -28,10 +28,10 @@ from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
 from train.data.dataset import open_dataset
 from train.extras.occlusion import explain
+from train.kinds import task_of
 from train.kinds.classes import CLASSES
 from train.kinds.measures import expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
-from train.kinds.registry import task_of
 from train.results.bootstrap import examples_behind
 from train.results.mistakes import find_mistakes
 from train.results.predictions import read_predictions, write_predictions

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
 
-from train.kinds import measures
+from train.kinds import TASKS, measures
 from train.kinds.classes import CLASSES
 from train.kinds.measures import predictive_values
-from train.kinds.registry import TASKS
 from train.results.bootstrap import draws_of, examples_behind, with_intervals
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tfrecord_io.format import kinds
 from tfrecord_io.terminal.errors import UserError
-from train.kinds.registry import task_of
+from train.kinds import task_of
 from train.networks.models import Pixels, build_network
 from train.networks.options import NetworkOptions
 from train.training.checkpoint import BEST_NAME, save_checkpoint
