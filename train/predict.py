@@ -37,7 +37,6 @@ from train.results.classifier import (
     Classifier,
     Prediction,
     load_classifiers,
-    other_decoder,
     predict_files,
 )
 
@@ -73,13 +72,13 @@ def predict(arguments: argparse.Namespace) -> int:
     paths = console.list_files(arguments.input)
     classifier = load_classifiers([open_run(run) for run in arguments.run])
     pattern = by_patient.pattern_of(arguments, classifier) if arguments.by else None
-    _warn(other_decoder(classifier))
     try:
         predictions = list(predict_files(classifier, paths))
     except ModuleNotFoundError as error:  # the codecs of DICOM files
         raise UserError(str(error)) from error
     seen = [prediction.shape for prediction in predictions if prediction.shape]
-    _warn(shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing))
+    if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
+        print(f"warning: {warning}", file=sys.stderr)
     shown: Sequence[Prediction] = predictions
     if pattern:
         shown = by_patient.predict_by_patient(arguments, pattern, classifier, predictions)
@@ -96,11 +95,6 @@ def predict(arguments: argparse.Namespace) -> int:
         refuse(f"{listed(names)} {were} not predicted: {reject}")
     _sum_up(shown, classifier, with_legend=arguments.format == "table")
     return 1 if rejected else 0
-
-
-def _warn(warning: str | None) -> None:
-    if warning:
-        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) -> None:

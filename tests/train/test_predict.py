@@ -10,7 +10,6 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import PIL
 import pytest
 from builds import build_here, read_csv, rows_of
 from dicom_files import dicom_file
@@ -302,7 +301,6 @@ PREPROCESSING = Preprocessing(height=24, width=20).to_dict()
         ({"preprocessing": [1]}, "expected a mapping for preprocessing"),
         ({"label_names": [1, 2, 3, 4]}, r"expected a text for label_names\[0\]"),
         ({"label_kind": ["classes"]}, "does not say how files became"),
-        ({"decoder": {"pillow": 12}}, "expected a text"),
         ({"dataset": "oct"}, "expected a mapping"),
         ({"shapes": ["wide"]}, "does not say how files became"),
         ({"label_names": ["CNV"]}, "names 1 labels: they are of different runs"),
@@ -311,15 +309,6 @@ PREPROCESSING = Preprocessing(height=24, width=20).to_dict()
 def test_facts_that_are_not_those_of_the_model_are_refused(facts, message, run_folder, tmp_path):
     with pytest.raises(UserError, match=message):
         load_classifier(edited_run(run_folder, tmp_path / "run", **facts))
-
-
-def test_links_to_no_file_and_names_of_frames_are_rejected(run_folder, files, tmp_path, capsys):
-    shutil.copy(files / "c.png", tmp_path / "c.png#frame-1")
-    (tmp_path / "broken.jpeg").symlink_to("nowhere.jpeg")
-    rows = predicted(capsys, run_folder, tmp_path, code=1)
-    reasons = {Path(row["path"]).name: row["reject"] for row in rows}
-    assert "that of frame 1 of c.png" in reasons["c.png#frame-1"]
-    assert reasons["broken.jpeg"].startswith("unreadable: ")
 
 
 def test_each_image_has_a_map_whatever_its_name(run_folder, files, tmp_path, capsys):
@@ -331,13 +320,6 @@ def test_each_image_has_a_map_whatever_its_name(run_folder, files, tmp_path, cap
     assert second.name.startswith("0001-é")
     with Image.open(first) as picture:
         assert (picture.size, picture.mode) == (SHAPE[1::-1], "RGB")
-
-
-def test_another_version_of_the_decoder_is_printed(run_folder, files, tmp_path, capsys):
-    for version, warns in ((PIL.__version__, False), ("9.0.1", True)):
-        run = edited_run(run_folder, tmp_path / version, decoder={"pillow": version})
-        said = answer(capsys, run, files / "a.jpeg").err
-        assert ("(pillow: '9.0.1' in the build, " in said) == warns
 
 
 def test_a_name_that_would_steer_the_terminal_is_printed_escaped(

@@ -120,7 +120,6 @@ class Classes(Task):
             sentences[0] += (
                 f" Always answering {usual[0]} would be right for {words.percent(usual[1])}."
             )
-            sentences += words.best_and_worst(metrics, "sensitivity")
         if metrics["scores"].get("urgent/sensitivity", {}).get("value") is not None:
             sentences.append(
                 f"Of the urgent images ({' and '.join(measures.URGENT_CLASSES)}), it called "

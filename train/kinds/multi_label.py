@@ -27,7 +27,7 @@ class MultiLabel(Task):
     """
 
     kind = kinds.MULTI_LABEL
-    charts = ("roc", "precision", "reliability")
+    charts = ("roc", "reliability")
     run_measures = ("accuracy", "macro_auc", "macro_average_precision", "ece")
     decision = (
         "A threshold answers “this label, or not?”. The predicted labels do not depend on the "
@@ -133,7 +133,7 @@ class MultiLabel(Task):
                 f"in {words.share(metrics, 'macro_auc', interval)} of the cases, on average over "
                 "the labels; guessing would in 50 %."
             )
-        return sentences + words.best_and_worst(metrics, "auc")
+        return sentences
 
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
         return words.doubt(metrics, "macro_auc", 0.5, "guessing")

@@ -123,7 +123,7 @@ class Task(abc.ABC):
     """
 
     kind: LabelKind
-    charts: tuple[str, ...] = ("roc", "precision", "reliability", "confusion")
+    charts: tuple[str, ...] = ("roc", "reliability", "confusion")
     label_measures: tuple[str, ...] = (
         "sensitivity", "specificity", "precision", "f1", "auc", "average_precision",
     )  # fmt: skip

@@ -126,19 +126,6 @@ def row_of_counts(
 # ---- sentences on the labels
 
 
-def best_and_worst(metrics: Mapping[str, Any], measure: str) -> list[str]:
-    """Returns a sentence about the labels with the highest and lowest measure, if they differ."""
-    counts, scores = metrics["label_counts"], metrics["scores"]
-    values = {label: scores[f"{measure}/{label}"]["value"] for label in counts}
-    values = {label: value for label, value in values.items() if value is not None}
-    if len(set(values.values())) < 2:
-        return []
-    best = max(values, key=values.__getitem__)
-    worst = min(values, key=lambda label: (values[label], -counts[label]))
-    highest, lowest = (share(metrics, f"{measure}/{label}") for label in (best, worst))
-    return [f"It recognises {best} best, {highest}, and {worst} worst, {lowest}."]
-
-
 def doubt(metrics: Mapping[str, Any], name: str, chance: float, rival: str) -> str | None:
     """Returns a warning if a result may be chance, or None.
 

@@ -46,9 +46,6 @@ _STYLE = {
     **dict.fromkeys(("xtick.color", "ytick.color"), _INK),
 }  # fmt: skip
 
-#: Draws a chart of answers and their metrics; returns its title, empty if there is nothing to draw.
-Draw = Callable[["Axes", Predictions, Mapping[str, Any]], str]
-
 
 def write_charts(
     directory: Path,
@@ -62,14 +59,10 @@ def write_charts(
     cannot be drawn or written is left out with a warning, because a long run must not fail for a
     picture.
     """
+    draw = {name: functools.partial(_epochs, history, name) for name in ("loss", "accuracy")}
+    for name in predictions.task.charts if predictions else ():
+        draw[name] = functools.partial(DRAWN[name], predictions, metrics)
     charts = {}
-    draw: dict[str, Callable[[Axes], str]] = {
-        quantity: lambda axes, quantity=quantity: _curve(axes, history, quantity)
-        for quantity in ("loss", "accuracy")
-    }
-    if predictions:
-        for name in predictions.task.charts:
-            draw[name] = lambda axes, name=name: DRAWN[name](axes, predictions, metrics)
     for name, fill in draw.items():
         path = directory / f"{name}.svg"
         try:
@@ -94,10 +87,8 @@ def _drawing(name: str, fill: Callable[[Axes], str]) -> page.Drawing | None:
         axes = figure.add_subplot()
         if not (title := fill(axes)):
             return None
-        labels = [text.get_text() for text in axes.texts]
         if axes.get_legend_handles_labels()[1]:
-            legend = axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18))
-            labels = [text.get_text() for text in legend.get_texts()]
+            axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18))
         file = io.StringIO()
         figure.savefig(
             file, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None}
@@ -107,9 +98,9 @@ def _drawing(name: str, fill: Callable[[Axes], str]) -> page.Drawing | None:
     # Numbered ids, which nothing refers to, would be there twice on a page.
     svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    described = html.escape(f"{title}: {', '.join(labels)}".replace("\\$", "$"))
-    named = f'<svg role="img" aria-label="{described}" '
-    svg = svg.replace("<svg ", named, 1).replace(">", f"><title>{html.escape(title)}</title>", 1)
+    named = html.escape(title)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{named}" ', 1)
+    svg = svg.replace(">", f"><title>{named}</title>", 1)
     return page.Drawing(title, markupsafe.Markup(svg))
 
 
@@ -118,7 +109,7 @@ def _label(name: str) -> str:
     return printable(name, 28).replace("$", r"\$")
 
 
-def _curve(axes: Axes, history: Sequence[Mapping[str, Any]], quantity: str) -> str:
+def _epochs(history: Sequence[Mapping[str, Any]], quantity: str, axes: Axes) -> str:
     """Draws a quantity of the training and the validation by epoch."""
     from matplotlib.ticker import MaxNLocator
 
@@ -134,52 +125,34 @@ def _curve(axes: Axes, history: Sequence[Mapping[str, Any]], quantity: str) -> s
     return quantity.capitalize()
 
 
-def _curves(measure: str, axes: Axes, predictions: Predictions, metrics: Mapping[str, Any]) -> str:
-    """Draws a curve for each class against the rest, of many those with the smallest areas.
+def roc(predictions: Predictions, metrics: Mapping[str, Any], axes: Axes) -> str:
+    """Draws the ROC of each class against the rest; of many, those with the smallest areas.
 
-    The measure is that of the area: `auc` of the ROC, or `average_precision` of the precision by
-    sensitivity, with the share of the images, which guessing reaches. Of a cross-validation it is
-    the mean curve of the folds (Fawcett 2006, "An introduction to ROC analysis", section 8.1).
+    Of a cross-validation it is the mean curve of the folds (Fawcett 2006, "An introduction to ROC
+    analysis", section 8.1).
     """
     task, names, scores = predictions.task, predictions.label_names, metrics["scores"]
     views = [view for view in task.views(names) if scores[view.of("auc")]["value"] is not None]
     shown = f", the {_MAX_CURVES} smallest of {len(views)}" if len(views) > _MAX_CURVES else ""
     if shown:
-        views = sorted(views, key=lambda view: scores[view.of(measure)]["value"])[:_MAX_CURVES]
+        views = sorted(views, key=lambda view: scores[view.of("auc")]["value"])[:_MAX_CURVES]
     for view in views:
         curves = []
         for answers in predictions.by_fold():
             is_positive = view.is_positive(task.has(answers.truths, len(names)))
-            ranking = view.ranking(answers.probabilities)
-            if not 0 < is_positive.sum() < len(is_positive):
-                continue
-            if measure == "auc":
-                curves.append(np.interp(_GRID, *sk_metrics.roc_curve(is_positive, ranking)[:2]))
-                continue
-            # The highest threshold that reaches a sensitivity: straight lines would be too good
-            # (Davis and Goadrich 2006, "The relationship between precision-recall and ROC curves").
-            found = sk_metrics.precision_recall_curve(is_positive, ranking)
-            precision, sensitivity = found[0][::-1], found[1][::-1]
-            # Small steps, because sensitivities are rounded and the first must find a positive.
-            reaching = np.searchsorted(sensitivity, np.maximum(_GRID - 1e-9, 1e-9))
-            curves.append(precision[reaching])
+            if 0 < is_positive.sum() < len(is_positive):
+                curve = sk_metrics.roc_curve(is_positive, view.ranking(answers.probabilities))
+                curves.append(np.interp(_GRID, *curve[:2]))
         # The figure first: matplotlib shows no name that begins with an underscore.
-        label = f"{with_interval(scores[view.of(measure)], thousandths, '')} {_label(view.name)}"
+        label = f"{with_interval(scores[view.of('auc')], thousandths, '')} {_label(view.name)}"
         look = "--" if view.is_group else "-"
-        (line,) = axes.plot(_GRID, np.mean(curves, axis=0), label=label, linestyle=look)
-        if measure == "average_precision":
-            share = view.is_positive(task.has(predictions.truths, len(names))).mean()
-            axes.axhline(share, color=line.get_color(), linestyle=":", linewidth=1)
-    guessing = ([0, 1], [0, 1]) if measure == "auc" else ([], [])
-    axes.plot(*guessing, color="grey", linestyle=":", label="guessing")
-    axes.set(ylim=(0, 1.03), xlabel="sensitivity (recall)", ylabel="precision")
-    if measure == "auc":
-        axes.set(xlabel="false alarms (1 − specificity)", ylabel="sensitivity")
-    name = "ROC: area" if measure == "auc" else "Precision: average"
-    return f"{name} and interval{shown}" if views else ""
+        axes.plot(_GRID, np.mean(curves, axis=0), label=label, linestyle=look)
+    axes.plot([0, 1], [0, 1], color="grey", linestyle=":", label="guessing")
+    axes.set(ylim=(0, 1.03), xlabel="false alarms (1 − specificity)", ylabel="sensitivity")
+    return f"ROC: area and interval{shown}" if views else ""
 
 
-def reliability(axes: Axes, predictions: Predictions, metrics: Mapping[str, Any]) -> str:
+def reliability(predictions: Predictions, metrics: Mapping[str, Any], axes: Axes) -> str:
     """Draws the share of right answers by confidence, before and after the temperature.
 
     Each point stands for the same number of answers. (The expected calibration error uses bins of
@@ -209,7 +182,7 @@ def reliability(axes: Axes, predictions: Predictions, metrics: Mapping[str, Any]
     return f"Reliability: calibration error {error:.3f}"
 
 
-def confusion(axes: Axes, predictions: Predictions, metrics: Mapping[str, Any]) -> str:
+def confusion(predictions: Predictions, metrics: Mapping[str, Any], axes: Axes) -> str:
     """Draws the counts by true and predicted class."""
     matrix, names = np.asarray(metrics["confusion_matrix"]), predictions.label_names
     if len(names) > MAX_CLASSES:
@@ -221,10 +194,5 @@ def confusion(axes: Axes, predictions: Predictions, metrics: Mapping[str, Any]) 
     return f"Answers to {matrix.sum():,} images"
 
 
-#: What draws the charts that a task names.
-DRAWN: Mapping[str, Draw] = {
-    "roc": functools.partial(_curves, "auc"),
-    "precision": functools.partial(_curves, "average_precision"),
-    "reliability": reliability,
-    "confusion": confusion,
-}
+#: The functions that draw the charts of a task; a title that is empty means no chart.
+DRAWN = {"roc": roc, "reliability": reliability, "confusion": confusion}

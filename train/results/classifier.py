@@ -20,10 +20,8 @@ from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import (
     DecodedImage,
     decode_image,
-    decoder_versions,
     find_pictures,
     frame_path,
-    split_frame_path,
 )
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format.kinds import LabelKind, kind_in
@@ -31,7 +29,6 @@ from tfrecord_io.format.manifest import FILE_NAME as MANIFEST_NAME
 from tfrecord_io.format.manifest import check_types
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.printing import differences
 from train.machine import console
 
 if TYPE_CHECKING:
@@ -46,7 +43,6 @@ class Classifier:
 
     Attributes:
         models: stored images [batch, height, width, channels] → float32 [batch, num_classes].
-        decoder: versions of the libraries that decoded the training images, as far as known.
         fingerprint: of the dataset of the training.
         thresholds: see `thresholds.choose_thresholds`; empty if none were exported.
         shapes: of the training images, see `shapes.distinct`; empty if they are not known.
@@ -57,7 +53,6 @@ class Classifier:
     task: Task
     preprocessing: Preprocessing
     label_names: tuple[str, ...]
-    decoder: Mapping[str, str]
     fingerprint: str = ""
     thresholds: Sequence[Mapping[str, Any]] = ()
     shapes: Sequence[float] = ()
@@ -135,7 +130,6 @@ def load_classifier(path: Path) -> Classifier:
         task=task_of(kind),
         preprocessing=preprocessing,
         label_names=label_names,
-        decoder=facts["decoder"],
         fingerprint=facts["dataset"]["fingerprint"],
         thresholds=read_thresholds(folder, label_names),
         shapes=facts["shapes"],
@@ -147,7 +141,7 @@ def _read_facts(path: Path) -> tuple[dict[str, Any], Preprocessing, LabelKind]:
     """Returns the content of preprocessing.json, how files become images, and what is learned."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        named = {"label_names": [str], "decoder": {"*": str}, "dataset": {"fingerprint": str}}
+        named = {"label_names": [str], "dataset": {"fingerprint": str}}
         check_types(facts, {"preprocessing": {}, **named}, "")
         preprocessing = Preprocessing.from_dict(facts["preprocessing"])
         facts["shapes"] = tuple(map(float, facts["shapes"]))
@@ -209,22 +203,6 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
     return dataclasses.replace(first, thresholds=(), models=models)
 
 
-def other_decoder(classifier: Classifier) -> str | None:
-    """Returns a warning if files are decoded here by other versions than in the build, or None."""
-    try:
-        here = decoder_versions(with_dicom="pydicom" in classifier.decoder)
-    except ModuleNotFoundError:  # pictures can be predicted all the same
-        here = decoder_versions()
-    here = {name: here.get(name, version) for name, version in classifier.decoder.items()}
-    changed = differences(classifier.decoder, here, "in the build", "here")
-    if not changed:
-        return None
-    return (
-        f"other versions decoded the training images ({'; '.join(changed)}): pixels, and so "
-        "probabilities, may differ a little. Install those of the build for the same pixels"
-    )
-
-
 def pixels_of(image: DecodedImage, preprocessing: Preprocessing) -> np.ndarray:
     """Returns a decoded image as it is stored, [height, width, channels]."""
     return np.frombuffer(image.pixels, np.uint8).reshape(preprocessing.image_shape)
@@ -237,11 +215,6 @@ def read_pictures(
 
     Only DICOM files name a patient.
     """
-    original, frame = split_frame_path(path.name)
-    if frame:
-        detail = f"this name would be that of frame {frame} of {original}; rename it"
-        yield None, Reject("path_conflict", detail), None
-        return
     try:
         data = path.read_bytes()
     except OSError as error:

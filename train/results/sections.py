@@ -22,9 +22,6 @@ from train.results.mistakes import SEEN, ShownAnswer
 if TYPE_CHECKING:
     from train.results.result import CrossValidationResult, EvaluationResult, Result
 
-# The page warns of classes with fewer training images than this.
-_FEW_IMAGES = 50
-
 # Settings that the page always shows; a click shows the others.
 _MAIN_SETTINGS = (
     "model", "weights", "init", "epochs", "global_batch_size", "optimizer", "learning_rate",
@@ -301,9 +298,7 @@ def folds(result: CrossValidationResult) -> Section:
 def probabilities(result: Result) -> Section:
     """Curves, calibration and thresholds."""
     metrics, charts = result.metrics, result.charts
-    cards: list[Any] = [
-        charts[name] for name in ("roc", "precision", "reliability") if name in charts
-    ]
+    cards = [charts[name] for name in ("roc", "reliability") if name in charts]
     calibration, thresholds = metrics.get("calibration"), metrics.get("thresholds")
     if not (cards or calibration or thresholds):
         return None
@@ -390,18 +385,10 @@ def training(result: Result) -> Section:
 
 def limits(result: Result) -> Section:
     """What a reader must not conclude from a result."""
-    metrics, manifest = result.metrics, result.manifest
-    sentences = []
-    if result.is_measured:
-        # The note on what the network has seen stands on top of the page.
-        on_top = result.exposure and result.exposure.note
-        notes = [sentence(note) for note in metrics["notes"] if note != on_top]
-        sentences = [*result.limits, *notes]
-    learnt = result.images_of("train")[1:] if result.config and "train" in manifest.splits else ()
-    counts = zip(manifest.label_names, learnt, strict=False)
-    if rare := [name for name, count in counts if count < _FEW_IMAGES]:
-        sentences.append(
-            f"There are fewer than {_FEW_IMAGES} training images of {listed(rare)}. More of them "
-            "would probably help most."
-        )
-    return ("Limits of this result", [page.Box([page.Items(sentences)])]) if sentences else None
+    if not result.is_measured:
+        return None
+    # The note on what the network has seen stands on top of the page.
+    on_top = result.exposure and result.exposure.note
+    notes = [sentence(note) for note in result.metrics["notes"] if note != on_top]
+    sentences = [*result.limits, *notes]
+    return "Limits of this result", [page.Box([page.Items(sentences)])]

@@ -20,7 +20,6 @@ from tfrecord_io.decoding import dicom, preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image, find_pictures
 from tfrecord_io.decoding.rejects import Reject
-from train.results.classifier import Classifier, other_decoder
 
 # What pydicom itself warns of while this file reads its files.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -488,6 +487,3 @@ def test_without_the_extra_dicom_files_are_refused_with_what_to_do(folder, tmp_p
     with pytest.raises(UserError, match=r"missing-codec is not installed: run .*\[dicom\]"):
         build_here(folder, tmp_path / "out", *FLAGS)
     assert not (tmp_path / "out").exists()
-    versions = preprocess.decoder_versions() | {"pydicom": "3.0.0"}
-    trained = Classifier(None, None, Preprocessing(), ("CNV", "DME"), versions)
-    assert other_decoder(trained) is None  # a model of DICOM files predicts pictures all the same

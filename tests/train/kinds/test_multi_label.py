@@ -260,7 +260,7 @@ def test_a_network_learns_several_labels_and_is_measured_on_each(finished):
     assert Page(text).open == []
     assert all(phrase in text for phrase in ("Answers for each label", "average precision"))
     plots = {path.stem for path in (finished / "plots").iterdir()}
-    assert plots == {"reliability", "roc", "precision", "loss", "accuracy"}
+    assert plots == {"reliability", "roc", "loss", "accuracy"}
 
 
 def test_the_table_of_predictions_is_what_was_measured(finished, data):
