@@ -1,5 +1,5 @@
 """The build job, which turns image collections into TFRecords."""
 
-from tfrecord_io.terminal.installed import require
+from tfrecord_io.terminal.command import require
 
 require("build")

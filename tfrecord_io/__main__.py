@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from tfrecord_io.auditing import verify
-from tfrecord_io.terminal.installed import require
+from tfrecord_io.terminal.command import require
 from tfrecord_io.terminal.printing import refuse
 
 

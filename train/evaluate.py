@@ -27,7 +27,7 @@ from tfrecord_io.terminal.address import Address, is_remote, local_path
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import counted, differences, listed
-from tfrecord_io.terminal.spelling import rename_example
+from tfrecord_io.terminal.spelling import rename_flag
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, Seen, expose, read_seen
 from train.extras import occlusion
@@ -183,8 +183,8 @@ def _require_fit(
         raise UserError(
             f"{data} has the {kind.plural} {listed(unknown, 10)}, which the model of {run} does "
             f"not know; it knows {listed(known, 10)}. Build the dataset with these names: "
-            f"{command('build')} ... {rename_example(unknown, known)}; --classes with the classes "
-            "to keep leaves out the images of the others"
+            f"{command('build')} ... {rename_flag(dict.fromkeys(unknown[:10], 'NAME'))}; --classes "
+            "with the classes to keep leaves out the images of the others"
         )
     if not manifest.preprocessing:
         raise UserError(

@@ -27,7 +27,7 @@ from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.decoding.rejects import START_BYTES, Reject, what_is
 from tfrecord_io.stores import archives, remote
 from tfrecord_io.stores.files import announce
-from tfrecord_io.stores.range_file import RangeFile
+from tfrecord_io.stores.remote import RangeFile
 from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.printing import counted
 

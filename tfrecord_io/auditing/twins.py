@@ -22,6 +22,7 @@ from tfrecord_io.format import schema, visible
 from tfrecord_io.format.examples import HASH_LENGTH, encode
 from tfrecord_io.format.groups import believe, group_images
 from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import Folder
 
 #: Largest number of different bits in the hashes of a proposed pair. In the real sample, copies
@@ -71,7 +72,7 @@ class ImageReader:
         """
         slot = self.layout.features[schema.IMAGE]
         place = row * self.layout.stride + slot.offset
-        pixels = self._folder.read_part(shard, place, slot.length)
+        pixels = remote.read(self._folder.path(shard), place, slot.length)
         if len(pixels) != slot.length:
             raise OSError(f"{shard} ends before its record {row}")
         values = np.frombuffer(pixels, np.uint8)

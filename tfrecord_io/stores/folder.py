@@ -72,12 +72,9 @@ class Folder(os.PathLike[str]):
 
     def size(self, name: str) -> int | None:
         """Returns a file's size in bytes, or None if it does not exist."""
-        return file.size if (file := self._find(name)) else None
-
-    def _find(self, name: str) -> StoredFile | None:
         path = self.path(name)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return remote.describe(path) if self.remote else _local(Path(path))
+            return remote.describe(path).size if self.remote else Path(path).stat().st_size
         return None
 
     def exists(self, name: str) -> bool:
@@ -100,16 +97,13 @@ class Folder(os.PathLike[str]):
         path = self.path(name)
         return remote.read_file(path) if self.remote else Path(path).read_bytes()
 
-    def read_part(self, name: str, start: int, length: int) -> bytes | memoryview:
-        """Returns bytes of a file; fewer than `length` at its end."""
-        return remote.read(self.path(name), start, length)
-
     def shards(self) -> dict[str, StoredFile]:
         """Describes the shards by name, in one listing; on a store, also its other files."""
         if self.remote:
             found = remote.list_files(self.root, recursive=False)
         else:
-            found = list(map(_local, Path(self.root).glob("*.tfrecord")))
+            paths = Path(self.root).glob("*.tfrecord")
+            found = [StoredFile(path.as_posix(), path.stat().st_size) for path in paths]
         return {file.url.rpartition("/")[2]: file for file in found}
 
     def map(self, read: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
@@ -209,7 +203,3 @@ class Folder(os.PathLike[str]):
             return
         self.sync_names()  # the plan must not go before the manifest has its name on the disk
         shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)
-
-
-def _local(path: Path) -> StoredFile:
-    return StoredFile(path.as_posix(), path.stat().st_size)

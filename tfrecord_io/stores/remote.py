@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import functools
 import hashlib
+import io
 import logging
 import os
 import re
@@ -26,7 +27,6 @@ from obstore import exceptions
 from obstore import store as obstores
 
 from tfrecord_io.stores import credentials
-from tfrecord_io.stores.range_file import RangeFile
 from tfrecord_io.terminal.address import is_remote
 from tfrecord_io.terminal.errors import StoreError, UserError
 
@@ -50,6 +50,53 @@ _PART_BYTES = 8 * 1024 * 1024
 _NUM_PARTS_AT_ONCE = 4
 
 _opened_by = 0
+
+
+class RangeFile(io.RawIOBase):
+    """A seekable file of which exactly the bytes of each read are fetched.
+
+    A read raises what `read_at` raises, which is given the place and number of bytes that exist.
+    """
+
+    #: Libraries ask a buffered file for its name; this one has none.
+    name = ""
+
+    def __init__(
+        self, read_at: Callable[[int, int], bytes | memoryview], size: int, start: int = 0
+    ) -> None:
+        """Makes a file of `size` bytes, from `start` on of what `read_at` reads."""
+        self._read_at = read_at
+        self._size = size
+        self._start = start
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Sets the position; see `io.IOBase.seek`."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise OSError(f"cannot seek to {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads bytes into a buffer; see `io.RawIOBase.readinto`."""
+        length = min(len(buffer), max(self._size - self._position, 0))
+        if length:
+            buffer[:length] = self._read_at(self._start + self._position, length)
+        self._position += length
+        return length
+
+    def readall(self) -> bytes:
+        """Returns all bytes that are left, in one read."""
+        return self.read(max(self._size - self._position, 0)) or b""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,27 +226,24 @@ def read_file(url: str, size: int | None = None, version: int | None = None) -> 
     return read_version(url, size, version)[0]
 
 
-def write(url: str, source: IO[bytes]) -> None:
-    """Uploads an open, seekable file; the object appears only when it is complete.
-
-    Raises:
-        StoreError: if the store refuses the file or does not answer.
-    """
-    store, path = _open(url, retries=True)
-    with _clear_errors(url):
-        obstore.put(store, path, source, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE)
-
-
 @contextlib.contextmanager
 def create(url: str) -> Iterator[IO[bytes]]:
     """Opens a file for writing, which is uploaded when the block ends, unless the block fails.
 
-    Until then its content is in memory or on the local disk. Raises what `write` raises.
+    Until then its content is in memory or on the local disk. The object appears only when it is
+    complete.
+
+    Raises:
+        StoreError: if the store refuses the file or does not answer.
     """
     with tempfile.SpooledTemporaryFile(_PART_BYTES) as spool:
         yield spool
         spool.seek(0)
-        write(url, spool)
+        store, path = _open(url, retries=True)
+        with _clear_errors(url):
+            obstore.put(
+                store, path, spool, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
+            )
 
 
 @_patient

@@ -44,22 +44,32 @@ def waiting(folder: Folder) -> Folder:
     return aside
 
 
-def promise(folder: Folder, old: Collection[str] | None = None) -> None:
-    """From now on, `complete` replaces the content by what waits; for `old` see `take`."""
+def promise(
+    folder: Folder, names: Collection[str] | None = None, old: Collection[str] | None = None
+) -> None:
+    """From now on, `complete` replaces the content by the files `names`, by default all that wait.
+
+    `old` are the names of the files that they replace; by default all that `own` matches.
+    """
     aside = beside(folder)
-    _write_list(aside, aside.tree(), old)
+    content = {
+        "new": aside.tree() if names is None else sorted(names),
+        "old": None if old is None else sorted(old),
+    }
+    aside.write(_LIST, json.dumps(content).encode())
+    aside.sync_names()  # before anything else changes
 
 
 def take(folder: Folder, own: re.Pattern[str], old: Collection[str] | None = None) -> None:
-    """Replaces the old files by those that wait: the files `old`, or all matched by `own`."""
-    promise(folder, old)
+    """Replaces the old files by those that wait, see `promise`."""
+    promise(folder, old=old)
     complete(folder, own)
 
 
 def set_aside(folder: Folder, own: re.Pattern[str]) -> None:
     """Has the files whose names match `own` wait; `complete` brings them back."""
     aside, names = waiting(folder), _own_names(folder, own)
-    _write_list(aside, names)
+    promise(folder, names)
     folder.move(names, aside)
     _prune(folder, names)
 
@@ -78,23 +88,16 @@ def complete(folder: Folder, own: re.Pattern[str]) -> None:
     """Completes what a process has begun with a list, see above; may be repeated at any time.
 
     Raises:
-        UserError: if a user keeps something of his own where content waits, or the list of what
-            waits is damaged.
+        UserError: if a user keeps something of his own where content waits.
     """
     aside = beside(folder)
     _require_own(aside, own)
     if not aside.exists(_LIST):
         return
-    try:
-        content = json.loads(aside.read(_LIST))
-        listed, old = set(content["new"]), content["old"]
-        old = _own_names(folder, own) if old is None else old
-        gone = set(folder.tree()).intersection(old) - listed
-    except (ValueError, TypeError, KeyError):
-        raise UserError(
-            f"{aside.path(_LIST)} is damaged, so it is not known which files in {folder.root} are "
-            f"to be replaced; move the folder {aside.root} away, and run the command again"
-        ) from None
+    content = json.loads(aside.read(_LIST))
+    listed, old = set(content["new"]), content["old"]
+    old = _own_names(folder, own) if old is None else old
+    gone = set(folder.tree()).intersection(old) - listed
     coming = sorted(listed.intersection(aside.tree()))
     folder.delete(name for name in gone.union(coming) if name.endswith(_PROOFS))
     aside.move([name for name in coming if not name.endswith(_PROOFS)], folder)
@@ -111,19 +114,18 @@ def settle(folder: Folder, own: re.Pattern[str]) -> None:
     drop(folder)
 
 
+def drop(folder: Folder) -> None:
+    """Removes what waits."""
+    aside = beside(folder)
+    if aside.remote:
+        aside.delete(aside.tree())
+    else:
+        shutil.rmtree(aside.root, ignore_errors=True)
+
+
 def is_under_way(folder: Folder) -> bool:
     """Returns whether a process has begun with a list, see above, and `complete` is still to do."""
     return beside(folder).exists(_LIST)
-
-
-def require_settled(folder: Folder) -> None:
-    """Raises a `UserError` if a process that replaces this run has not ended, or was killed."""
-    if is_under_way(folder):
-        raise UserError(
-            f"the run in {folder.root} is being replaced, or that was interrupted. Wait for the "
-            "first checkpoint of the new run; or repeat the `train` command of either, which "
-            "settles which run is there"
-        )
 
 
 def _require_own(aside: Folder, own: re.Pattern[str]) -> None:
@@ -138,12 +140,6 @@ def _require_own(aside: Folder, own: re.Pattern[str]) -> None:
             f"{path} holds files of yours, but what is there is removed when a dataset or a run is "
             "replaced; give it another name"
         )
-
-
-def _write_list(aside: Folder, names: list[str], old: Collection[str] | None = None) -> None:
-    content = {"new": names, "old": None if old is None else sorted(old)}
-    aside.write(_LIST, json.dumps(content).encode())
-    aside.sync_names()  # before anything else changes
 
 
 def _own_names(folder: Folder, own: re.Pattern[str]) -> list[str]:
@@ -161,12 +157,3 @@ def _prune(folder: Folder, names: Collection[str]) -> None:
                 path.rmdir()
         if path.is_dir():
             sync_folder(path)
-
-
-def drop(folder: Folder) -> None:
-    """Removes what waits."""
-    aside = beside(folder)
-    if aside.remote:
-        aside.delete(aside.tree())
-    else:
-        shutil.rmtree(aside.root, ignore_errors=True)

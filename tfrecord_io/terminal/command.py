@@ -1,15 +1,25 @@
-"""One class for all commands: its flags, what it does, and the exit code of each error."""
+"""A command: its flags, what it does, the exit code of each error, and the packages it needs."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.errors import MessageError
 from tfrecord_io.terminal.printing import until_closed
+
+#: By command: modules that a light install lacks.
+_MODULES = {
+    "build": ("apache_beam", "deflate", "jinja2", "PIL", "psutil", "tqdm"),
+    "audit": ("PIL",),
+    "train": ("jinja2", "keras", "matplotlib", "PIL", "scipy", "sklearn", "tqdm"),
+}
+#: The extra that has the packages of a command which has none of its own.
+_EXTRAS = {"audit": "build"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,3 +69,18 @@ class Command:
             # A run that was asked to stop ends as a process that the signal ended.
             print(f"{'error: ' * (code < 128)}{error}", file=sys.stderr)
             return code
+
+
+def require(command: str) -> None:
+    """Ends the process with 2 and a line, if packages of `build`, `audit` or `train` are missing.
+
+    A package calls it before its modules import them, so that no traceback says it.
+    """
+    if missing := [name for name in _MODULES[command] if importlib.util.find_spec(name) is None]:
+        extra = _EXTRAS.get(command, command)
+        print(
+            f"error: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed; "
+            f"run pip install 'scan-tfrecords[{extra}]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)

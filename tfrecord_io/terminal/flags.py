@@ -58,8 +58,8 @@ def flag(default: Any, help_text: str, **rules: Any) -> Any:
             the field's type does. A bool gets the flags --NAME and --no-NAME. `expected` is what
             the text must be, for the message; by default the error of `parse` says it. `choices`
             are the values allowed, besides None; `least`, `most`, `above` and `below` are limits.
-            `metavar` is the name of the value in --help, `alias` another name of the flag. With
-            `may_be_empty` an empty text is a value. Others are for the caller.
+            `metavar` is the name of the value in --help, `alias` another name of the flag. Others
+            are for the caller.
     """
     return dataclasses.field(default=default, metadata={"help": help_text, **rules})
 
@@ -150,7 +150,7 @@ def given(group: type, found: argparse.Namespace) -> dict[str, Any]:
         text, rules = getattr(found, field.name), field.metadata
         parse = rules.get("parse") or (local_path if kind is Path else kind)
         try:
-            if text == "" and not rules.get("may_be_empty"):  # as of an unset shell variable
+            if text == "":  # as of an unset shell variable
                 raise UserError(f"--{field.name} has no value; give one, or leave it out")
             values[field.name] = parse(text)
         except ValueError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,33 +24,6 @@ def until_closed() -> Iterator[None]:
     except BrokenPipeError:
         # Python flushes it once more at the end (docs of the signal module, "Note on SIGPIPE").
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextlib.contextmanager
-def hide_native_noise(*raised: type[BaseException]) -> Iterator[None]:
-    """Hides what the block writes to standard error, and shows it if the block fails.
-
-    TensorFlow's C++ code reports oneDNN and missing CUDA drivers before it reads its log level. It
-    does not use Python's `sys.stderr`, so the file descriptor itself is redirected. Errors of the
-    types `raised` are raised without the hidden text, because their message is meant for users.
-    """
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as held_back:
-        os.dup2(held_back.fileno(), 2)
-        shown = False
-        try:
-            yield
-        except BaseException as error:
-            shown = not isinstance(error, raised)
-            raise
-        finally:
-            sys.stderr.flush()
-            os.dup2(saved, 2)
-            os.close(saved)
-            if shown:
-                held_back.seek(0)
-                os.write(2, held_back.read())
 
 
 def bar(**settings: Any) -> tqdm:

@@ -9,20 +9,13 @@ True
 from __future__ import annotations
 
 import collections
-import difflib
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfrecord_io.terminal.printing import printable
-
-# Small Cyrillic and Greek letters whose capitals look Latin, other hyphens, quotes and blanks.
-_LOOKS_LIKE = str.maketrans(
-    "авекмнорстхіјѕуαβεζηικμνορτυχ‐‑‒–—―−.‘’ʼ`\u2800\u3164\uffa0\u115f\u1160\u034f",
-    "abekmhopctxijsyabezhikmnoptyx--------''''" + 6 * "\xad",
-)
 
 
 def one_form(text: str) -> str:
@@ -80,14 +73,15 @@ def found_in(path: str, pattern: re.Pattern[str]) -> str | None:
 
 
 def look_alike(names: Iterable[str]) -> list[list[str]]:
-    """Returns the names that differ only in case, width, spaces, hyphens or invisible characters.
+    """Returns the names that differ only in case, width, spaces, punctuation or invisible marks.
 
-    Or in a dot, a quote, or a Cyrillic or Greek letter that looks Latin. Between two digits, a
-    space or hyphen counts: 1-12 and 11-2 are two numbers.
+    Between two digits, punctuation counts: 1-12 and 11-2 are two numbers.
     """
     alike = collections.defaultdict[str, list[str]](list)
     for name in sorted(set(names)):
-        alike[_appearance(name)].append(name)
+        plain = unicodedata.normalize("NFKC", name).casefold()
+        shown = "".join("-" if unicodedata.category(char)[0] in "CPZ" else char for char in plain)
+        alike[re.sub(r"(?<!\d)-+|-+(?!\d)", "", shown)].append(name)
     return [same for same in alike.values() if len(same) > 1]
 
 
@@ -102,26 +96,3 @@ def rename_flag(names: Mapping[str, str]) -> str:
         '"{}"'.format(pair.replace('"', '""')) if {*',"'} & {*pair} else pair for pair in pairs
     )
     return f"--rename_classes {shlex.quote(','.join(quoted))}"
-
-
-def rename_example(names: Sequence[str], known: Sequence[str]) -> str:
-    """Returns the flag that gives ten labels at most the known names that they resemble.
-
-    NAME stands for the new name of one that resembles none.
-
-    >>> rename_example(["cnv", "Normal", "GA"], ["CNV", "NORMAL"])
-    '--rename_classes cnv=CNV,Normal=NORMAL,GA=NAME'
-    """
-    forms = {name.casefold(): name for name in known}
-    close = {name: difflib.get_close_matches(name.casefold(), forms, 1) for name in names[:10]}
-    return rename_flag({name: forms[some[0]] if some else "NAME" for name, some in close.items()})
-
-
-def _appearance(name: str) -> str:
-    """Returns what is the same of names that `look_alike`."""
-    if name.isdecimal() and name.isascii():
-        return name
-    plain = unicodedata.normalize("NFKC", name).casefold().translate(_LOOKS_LIKE)
-    shown = "".join(char for char in plain if unicodedata.category(char) not in ("Cf", "Cc"))
-    shown = re.sub(r"[\s_-]+", "-", shown.strip())
-    return re.sub(r"(?<!\d)-|-(?!\d)", "", shown)

@@ -1,26 +1,29 @@
-"""What the commands of the trainer share: a quiet console, errors as messages, and Ctrl-C."""
+"""What the commands of the trainer share: a quiet console, stages, and Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import faulthandler
-import functools
 import importlib.util
 import os
 import signal
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from tfrecord_io.terminal import printing
 from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.errors import UserError
 
 #: What is done before Ctrl-C or SIGTERM ends the process, the last one first.
 cleanups: list[Callable[[], object]] = []
+
+#: Seconds between two lines of a stage that is at work.
+STAGE_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,9 +123,50 @@ def check_backend(backend: str) -> None:
         )
 
 
-#: Hides what a block writes to standard error, and shows it only if the block fails otherwise than
-#: by an error whose message is meant for users.
-hide_native_noise = functools.partial(printing.hide_native_noise, UserError)
+@contextlib.contextmanager
+def hide_native_noise() -> Iterator[None]:
+    """Hides what the block writes to standard error, and shows it if the block fails.
+
+    TensorFlow's C++ code reports oneDNN and missing CUDA drivers before it reads its log level. It
+    does not use Python's `sys.stderr`, so the file descriptor itself is redirected. After a
+    `UserError`, whose message is meant for users, the text stays hidden.
+    """
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as hidden:
+        os.dup2(hidden.fileno(), 2)
+        shown = False
+        try:
+            yield
+        except BaseException as error:
+            shown = not isinstance(error, UserError)
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            if shown:
+                hidden.seek(0)
+                os.write(2, hidden.read())
+
+
+@contextlib.contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Prints the name of a block and its seconds when it is done, and every `STAGE_SECONDS`."""
+    started, ended = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        while not ended.wait(STAGE_SECONDS):
+            print(f"{name}, {time.monotonic() - started:.0f} s so far", flush=True)
+
+    watcher = threading.Thread(target=report, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+    print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
 
 
 def make_folder(flag: str, folder: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from tfrecord_io.stores import replace
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import local_path
+from tfrecord_io.terminal.errors import UserError
 
 #: Of a run it is the last file: a run without it, or with a damaged one, is not complete.
 METRICS_NAME = "metrics.json"
@@ -75,5 +76,10 @@ def open_local(run: str | os.PathLike[str]) -> Path:
     """
     path = local_path(run)
     for folder in (path, *path.absolute().parents[:3]):
-        replace.require_settled(Folder(folder))
+        if replace.is_under_way(Folder(folder)):
+            raise UserError(
+                f"the run in {folder} is being replaced, or that was interrupted. Wait for the "
+                "first checkpoint of the new run; or repeat the `train` command of either, which "
+                "settles which run is there"
+            )
     return path

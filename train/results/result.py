@@ -18,11 +18,11 @@ from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
 from tfrecord_io.stores.files import atomic_write, write_last
-from tfrecord_io.terminal.stages import stage
 from train.data.dataset import Dataset
 from train.data.seen import Exposure
 from train.kinds import task_of, words
 from train.kinds.task import Task, View
+from train.machine.console import stage
 from train.machine.devices import versions
 from train.machine.places import METRICS_NAME, PAGE_NAME
 from train.results import sections

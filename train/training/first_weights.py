@@ -16,7 +16,7 @@ from tfrecord_io.format.manifest import Manifest, check_types
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import counted, listed
-from tfrecord_io.terminal.spelling import rename_example
+from tfrecord_io.terminal.spelling import rename_flag
 from train.machine.errors import TrainingError
 from train.networks.models import Network, restore
 from train.training.checkpoint import BEST_NAME, load_checkpoint
@@ -67,7 +67,8 @@ class FirstWeights:
                 f"--init {init} knows the {theirs.plural} {listed(names, 10)}, but the dataset has "
                 f"{listed(manifest.label_names, 10)}, and outputs follow their names; build the "
                 f"dataset with these names, such as {command('build')} ... "
-                f"{rename_example(manifest.label_names, names)}, or leave --init out"
+                f"{rename_flag(dict.fromkeys(manifest.label_names[:10], 'NAME'))}, or leave --init "
+                "out"
             )
         values = groups["model"]
         return cls(init=init, folder=folder, values=values, theirs=names, ours=manifest.label_names)

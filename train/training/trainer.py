@@ -17,11 +17,11 @@ import numpy as np
 
 from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal.printing import many
-from tfrecord_io.terminal.stages import stage
 from train.data import seen
 from train.data.dataset import Dataset
 from train.extras import occlusion, onnx
 from train.extras.bucket import open_run
+from train.machine.console import stage
 from train.machine.devices import Devices
 from train.machine.places import METRICS_NAME, PAGE_NAME, RunFolder
 from train.networks.export import EXPORT_NAME, answer, export_model, milliseconds_of
@@ -101,8 +101,7 @@ def complete(
     notes = [folder.note] if folder.note else []
     notes += first.describe(has_seen.num_in("init")) if first else []
     session = open_session(plan, data, devices)
-    with stage("training", is_printed=False):
-        progress, weights = train(session, folder, first, notes)
+    progress, weights = train(session, folder, first, notes)
     with stage("temperature and thresholds"):
         final = _finish(session, weights)
     # Before the evaluation: whatever may fail in it, the model is not lost.

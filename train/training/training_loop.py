@@ -18,7 +18,6 @@ from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.stores.files import write_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.printing import counted, printable
-from tfrecord_io.terminal.stages import stage
 from train.machine import console
 from train.machine.errors import TrainingError
 from train.machine.places import RunFolder
@@ -146,9 +145,8 @@ class _Loop:
         ):
             batches = self._steps.iterate(self._session.training_batches(progress.step))
             while progress.epoch < self._epochs:
-                with stage(f"epoch {progress.epoch + 1}/{self._epochs}", is_printed=False):
-                    self._run_epoch(batches)
-                    write_scalars(progress.history[-1], progress.step)
+                self._run_epoch(batches)
+                write_scalars(progress.history[-1], progress.step)
 
     def _run_epoch(self, batches: Any) -> None:
         """Trains to the end of the epoch, measures the validation part, and saves the state."""

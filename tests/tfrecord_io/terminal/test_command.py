@@ -1,12 +1,9 @@
 import functools
 import os
-import re
 import sys
-import time
 
 import pytest
 
-from tfrecord_io.terminal import stages
 from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.errors import MessageError, StoreError, UserError
 
@@ -49,12 +46,3 @@ def test_nobody_who_reads_the_output_is_no_traceback(monkeypatch, capfd):
         run = functools.partial(print, "x" * 100_000)
         assert Command(name="try", purpose="", add_arguments=lambda parser: None, run=run)([]) == 1
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_stage_says_that_it_is_at_work_and_its_time(monkeypatch, capsys):
-    monkeypatch.setattr(stages, "SECONDS", 0.1)
-    with stages.stage("first"):
-        time.sleep(0.25)
-    with stages.stage("second", is_printed=False):
-        time.sleep(0.15)
-    assert re.fullmatch(r"(first, 0 s so far\n){2}first: 0\.\d s\n", capsys.readouterr().out)

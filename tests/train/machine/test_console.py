@@ -1,6 +1,8 @@
 import contextlib
 import os
+import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,13 @@ def test_what_native_code_writes_is_held_back_unless_something_fails(capfd, erro
     assert ("noise" in capfd.readouterr().err) == is_shown
     os.write(2, b"news")
     assert capfd.readouterr().err == "news"
+
+
+def test_a_stage_says_that_it_is_at_work_and_its_time(monkeypatch, capsys):
+    monkeypatch.setattr(console, "STAGE_SECONDS", 0.1)
+    with console.stage("first"):
+        time.sleep(0.25)
+    assert re.fullmatch(r"(first, 0 s so far\n){2}first: 0\.\d s\n", capsys.readouterr().out)
 
 
 def test_what_the_user_set_stays(monkeypatch):
