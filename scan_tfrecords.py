@@ -10,7 +10,8 @@
 A command's module is imported only when the command is called, so that the build does not import
 TensorFlow and the trainer does not import Beam. The scripts in pipelines/ and train/ are the same
 commands. From Python each command runs in a process of its own: a script needs no `__main__` guard,
-and the memory of a GPU is free again when a training ends.
+and the memory of a GPU is free again when a training ends. One that fails raises a `CommandError`
+with its message.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tfrecord_io
@@ -73,8 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _find_own_packages_first()
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     listed = "\n".join(f"  {command:<11} {purpose}" for command, (_, purpose) in COMMANDS.items())
-    hint = "Each has its own --help; --version prints the version."
-    usage = f"usage: scan-tfrecords COMMAND ...\n\n{listed}\n\n{hint}"
+    usage = f"usage: scan-tfrecords COMMAND ...\n\n{listed}\n\nEach has its own --help."
     if name in ("-h", "--help"):
         print(usage)
         return 0
@@ -138,7 +138,7 @@ class Dataset(_Result):
 
     def audit(self) -> dict[str, Any]:
         """Returns what `scan-tfrecords audit --json` prints: leaks, copies and shortcuts."""
-        return _answer("audit", ["--json", self.path])
+        return json.loads(_run("audit", ["--json", self.path], has_answer=True))
 
 
 class Evaluation(_Result):
@@ -180,11 +180,9 @@ def build(
         output: the folder or URL of the dataset.
         **options: the other flags of the command by their names, such as `splits="patient"`. A
             list or a mapping is what the flag takes as `A,B` or `A=B`.
-
-    Raises:
-        CommandError: with the message of the command.
     """
-    _show("build", [] if input is None else ["--input", input], output=output, **options)
+    words = [] if input is None else ["--input", input]
+    _run("build", [*words, *_words({"output": output, **options})])
     return Dataset(os.fsdecode(output))
 
 
@@ -197,11 +195,8 @@ def train(
         dataset: what to train on.
         workdir: the folder or URL of the run.
         **options: see `build`, such as `epochs=3`.
-
-    Raises:
-        CommandError: with the message of the command.
     """
-    _show("train", ["--data", dataset], workdir=workdir, **options)
+    _run("train", ["--data", dataset, *_words({"workdir": workdir, **options})])
     return Run(os.fsdecode(workdir))
 
 
@@ -218,12 +213,10 @@ def evaluate(
         dataset: what to measure on.
         output: the folder of the results; by default, as of the command, in that of the run.
         **options: see `build`, such as `split="test"`.
-
-    Raises:
-        CommandError: with the message of the command.
     """
     runs = _each(run)
-    _show("evaluate", ["--run", *runs, "--data", dataset], output=output, **options)
+    more = _words({"output": output, **options})
+    _run("evaluate", ["--run", *runs, "--data", dataset, *more])
     if output is None:
         from train.evaluate import folder_of
 
@@ -249,12 +242,9 @@ def predict(
         for each image `path`, `predicted` and `probabilities` by class, or `reject`, the reason
         why it was not predicted. By patient, `patient` and the number of `images`, too, and the
         `path` of the image that decided most.
-
-    Raises:
-        CommandError: with the message of the command.
     """
     words = ["--format=json", *_words(options), "--run", *_each(run), "--input", *_each(inputs)]
-    return _answer("predict", words)
+    return json.loads(_run("predict", words, has_answer=True))
 
 
 def _each(paths: Any) -> list[Any]:
@@ -281,54 +271,44 @@ def _text(value: Any) -> str:
     return os.fsdecode(value) if isinstance(value, bytes) else str(value)
 
 
-def _start(command: str, words: Iterable[Any], stdout: Any, stderr: Any) -> subprocess.Popen[bytes]:
+def _run(command: str, words: Iterable[Any], *, has_answer: bool = False) -> bytes:
+    """Runs a command and shows what it says as it comes.
+
+    Returns:
+        what a command that `has_answer` prints to standard output, which is not shown.
+
+    Raises:
+        CommandError: if the command fails without an answer. `predict` ends with 1 if a file could
+            not be read, and has answered for the others.
+    """
     # A word can be a result, its path, or what the user gave.
     paths = (getattr(word, "path", None) or os.fspath(word) for word in words)
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     program = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parent), command, *paths]
-    return subprocess.Popen(program, stdout=stdout, stderr=stderr, env=environment)
-
-
-def _show(command: str, words: Iterable[Any], **options: Any) -> None:
-    """Runs a command and shows what it says; raises `CommandError` if it fails."""
-    words = [*words, *_words(options)]
-    with _start(command, words, subprocess.PIPE, subprocess.STDOUT) as process:
-        told = _copied(process, process.stdout, sys.stdout)
-    _check(process, told)
-
-
-def _answer(command: str, words: Iterable[Any]) -> Any:
-    """Runs a command that prints JSON and returns that; raises `CommandError` if it fails."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    decoder, said = codecs.getincrementaldecoder("utf-8")("replace"), ""
     with tempfile.TemporaryFile() as printed:
-        with _start(command, words, printed, subprocess.PIPE) as process:
-            told = _copied(process, process.stderr, sys.stderr)
+        stdout, stderr, stream = subprocess.PIPE, subprocess.STDOUT, sys.stdout
+        if has_answer:
+            stdout, stderr, stream = printed, subprocess.PIPE, sys.stderr
+        with subprocess.Popen(program, stdout=stdout, stderr=stderr, env=environment) as process:
+            pipe: Any = process.stderr if has_answer else process.stdout
+            try:
+                while chunk := os.read(pipe.fileno(), 1 << 16):
+                    text = decoder.decode(chunk)
+                    said = (said + text)[-10_000:]
+                    stream.write(text)
+                    stream.flush()
+            except KeyboardInterrupt:
+                # A training saves its state then. A terminal has told the process already.
+                process.send_signal(signal.SIGINT)
+                raise
         printed.seek(0)
-        # `predict` ends with 1 if a file could not be read, and has answered for the others.
-        if not (content := printed.read()):
-            _check(process, told)
-        return json.loads(content)
-
-
-def _copied(process: subprocess.Popen[bytes], pipe: Any, stream: TextIO) -> str:
-    """Shows what a process writes as it comes, and returns the end of it."""
-    decoder, told = codecs.getincrementaldecoder("utf-8")("replace"), ""
-    try:
-        while chunk := os.read(pipe.fileno(), 1 << 16):
-            text = decoder.decode(chunk)
-            told = (told + text)[-10_000:]
-            stream.write(text)
-            stream.flush()
-    except KeyboardInterrupt:
-        # A training saves its state then. A terminal has told the process already.
-        process.send_signal(signal.SIGINT)
-        raise
-    return told
-
-
-def _check(process: subprocess.Popen[bytes], told: str) -> None:
-    if code := process.returncode:
-        message = f"\n{told}".rpartition("\nerror: ")[2].strip()
-        raise CommandError(message or f"the command ended with exit code {code}", code)
+        answer = printed.read()
+    if process.returncode and not answer:
+        message = f"\n{said}".rpartition("\nerror: ")[2].strip()
+        message = message or f"the command ended with exit code {process.returncode}"
+        raise CommandError(message, process.returncode)
+    return answer
 
 
 def _find_own_packages_first() -> None:

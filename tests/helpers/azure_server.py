@@ -56,7 +56,7 @@ class AzureServer(WebServer):
         """Stores a new version of a blob; returns its ETag."""
         self.count += 1
         e_tag = f'"0x{self.count:X}"'
-        self.files[name] = WebFile(content, e_tag, login=mock.ANY)
+        self.files[name] = WebFile(content, e_tag)
         return e_tag
 
 

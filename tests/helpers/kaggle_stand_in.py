@@ -61,7 +61,7 @@ class StandIn(WebServer):
 
     def __init__(self, archive: bytes) -> None:
         super().__init__(_Handler)
-        self.file = WebFile(archive, query=SIGNATURE)
+        self.file = WebFile(archive)
         self.files = {"archive.zip": self.file}
         self.refusals: deque[int] = deque()
 

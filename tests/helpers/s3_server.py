@@ -22,7 +22,7 @@ class S3Server(Faulty):
     """A running server with an empty bucket; `flags` are what a user gives to reach it.
 
     `bytes_sent` counts the bytes of objects, and not those of listings.
-    Of the faults it knows a status, "half", "cut", and "denied", which refuses a deletion.
+    Of the faults it knows a status, and "denied", which refuses a deletion.
     """
 
     def __init__(self) -> None:
@@ -58,15 +58,11 @@ class S3Server(Faulty):
 
     def read(self, prefix: str) -> dict[str, bytes]:
         """Returns the objects below a prefix, by the rest of their names."""
+        found = self.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
         return {
             key.removeprefix(prefix): self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
-            for key in self.object_names()
-            if key.startswith(prefix)
+            for key in (item["Key"] for item in found)
         }
-
-    def object_names(self) -> list[str]:
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-        return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
     def _answer(self, environ, start_response):
         fault = self.next_fault()
@@ -89,10 +85,6 @@ class S3Server(Faulty):
 
         body = self._application(environ, start)
         is_read = environ["REQUEST_METHOD"] == "GET" and "list-type" not in environ["QUERY_STRING"]
-        if fault:
-            whole = b"".join(body)
-            yield whole[: len(whole) // 2 if fault == "half" else -1]
-            return
         for piece in body:
             self.bytes_sent += len(piece) * is_read
             yield piece

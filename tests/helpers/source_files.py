@@ -1,6 +1,5 @@
 """A small tree of files in folders of classes, and what the sources list and read of it."""
 
-import io
 from pathlib import Path
 
 from image_files import pack
@@ -27,7 +26,8 @@ FIRST = "train/CNV/CNV-1-1.jpeg"
 def upload(path, url):
     """Writes a file, or those of a folder, to a store."""
     for file in [path] if path.is_file() else filter(Path.is_file, path.rglob("*")):
-        remote.write(f"{url}{str(file).removeprefix(str(path))}", io.BytesIO(file.read_bytes()))
+        with remote.create(f"{url}{str(file).removeprefix(str(path))}") as stored:
+            stored.write(file.read_bytes())
     return Address(url)
 
 

@@ -200,7 +200,7 @@ def test_the_page_shows_the_training_run_beside_this_dataset(class_run, measured
         ({"label_names": ("CNV", "GLAUCOMA")}, "has the classes GLAUCOMA, which the model of"),
         (
             {"label_names": ("cnv", "eye")},
-            "build_tfrecords.py ... --rename_classes cnv=CNV,eye=NAME; --classes with the",
+            "build_tfrecords.py ... --rename_classes cnv=NAME,eye=NAME; --classes with the",
         ),
         ({"label_names": [f"c{n:02}" for n in range(12)]}, "c09 and 2 more, which the model"),
         ({"fit": "stretch"}, "'pad' in training, 'stretch' here\nBuild it with --fit pad\n"),

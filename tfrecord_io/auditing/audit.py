@@ -35,7 +35,7 @@ from tfrecord_io.auditing.findings import (
 )
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.format import shapes
-from tfrecord_io.format.examples import audited, in_stored_order, read
+from tfrecord_io.format.examples import audited, in_stored_order, read_examples
 from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.stores.folder import Folder
@@ -93,7 +93,7 @@ def audit(
         OSError: if a file of the dataset is missing.
     """
     dataset = Manifest.load(directory)
-    examples = audited(in_stored_order(read(directory), dataset))
+    examples = audited(in_stored_order(read_examples(directory), dataset))
     images = ImageReader(dataset.layout, Folder(directory))
     twins = find_twins(examples, images, dataset)
     return audit_examples(examples, twins, dataset, checks, most_listed)

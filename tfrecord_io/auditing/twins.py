@@ -18,10 +18,11 @@ import pyarrow as pa
 from PIL import Image, ImageFilter
 
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.format import schema, visible
+from tfrecord_io.format import schema
 from tfrecord_io.format.examples import HASH_LENGTH, encode
 from tfrecord_io.format.groups import believe, group_images
 from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.pages.pictures import picture
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import Folder
 
@@ -65,7 +66,7 @@ class ImageReader:
         self._folder = folder
 
     def read(self, shard: str, row: int) -> Image.Image:
-        """Returns the image of a record, grey or RGB, see `visible.picture`.
+        """Returns the image of a record, grey or RGB, see `pictures.picture`.
 
         Raises:
             OSError: if the shard is missing or has no such record.
@@ -76,7 +77,7 @@ class ImageReader:
         if len(pixels) != slot.length:
             raise OSError(f"{shard} ends before its record {row}")
         values = np.frombuffer(pixels, np.uint8)
-        return visible.picture(values.reshape(self.layout.image_shape))
+        return picture(values.reshape(self.layout.image_shape))
 
 
 class NearPair(NamedTuple):

@@ -71,7 +71,7 @@ def verify(directory: str | Path) -> list[str]:
         _check_manifest(dataset, add)
     rows: list[tuple[str, ...]] = []
     with checking(examples.FILE_NAME):
-        table = examples.in_stored_order(examples.read(folder), dataset)
+        table = examples.in_stored_order(examples.read_examples(folder), dataset)
         examples.require(table, _COLUMNS)
         rows += zip(*(table[name].to_pylist() for name in _COLUMNS), strict=True)
     start = 0

@@ -100,14 +100,19 @@ def table_of(
     return pa.Table.from_pydict(columns | others, pa.schema(fields))
 
 
-def read(directory: str | os.PathLike[str]) -> pa.Table:
-    """Returns the whole table of a dataset, of a folder or a URL.
+def read_examples(directory: str | os.PathLike[str], split: str | None = None) -> pa.Table:
+    """Returns the table of a split's examples, or of all, a row each, in the stored order.
+
+    `read_examples(OUT).to_pandas()` is a DataFrame. The columns are in docs/format.md.
 
     Raises:
-        ManifestError: if the table is missing or damaged, or its SHA-256 is not the manifest's.
+        ManifestError: if the dataset is unfinished, its table is missing or damaged, or has another
+            SHA-256 than the manifest says, or it has no such split.
         UserError, StoreError: as `Manifest.load` does.
     """
     folder, manifest = Folder(directory), Manifest.load(directory)
+    if split is not None:
+        manifest.split(split)
     try:
         content = folder.read(FILE_NAME)
     except FileNotFoundError:
@@ -121,27 +126,10 @@ def read(directory: str | os.PathLike[str]) -> pa.Table:
     try:
         # A thread of Arrow that still holds the content when Python ends would abort the process,
         # see apache/arrow#34314.
-        return pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
+        table = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise ManifestError(f"{FILE_NAME} is damaged ({error}); copy the dataset again") from None
-
-
-def read_examples(directory: str | os.PathLike[str], split: str | None = None) -> pa.Table:
-    """Returns the table of a split's examples, or of all, a row each, in the stored order.
-
-    `read_examples(OUT).to_pandas()` is a DataFrame. The columns are in docs/format.md.
-
-    Raises:
-        ManifestError: if the dataset is unfinished, its table is missing or damaged, or it has no
-            such split.
-        UserError, StoreError: as `Manifest.load` does.
-    """
-    manifest = Manifest.load(directory)
-    table = read(directory)
-    if split is None:
-        return table
-    manifest.split(split)
-    return table.filter(pc.equal(table["split"], split))
+    return table if split is None else table.filter(pc.equal(table["split"], split))
 
 
 def require(table: pa.Table, columns: Collection[str] = SCHEMA.names) -> None:

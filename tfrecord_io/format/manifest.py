@@ -117,7 +117,7 @@ class Manifest:
 
     Attributes:
         image_shape: (height, width, channels) of every image.
-        label_names: class names in the order of their indices; of a number, its name.
+        label_names: class names in the order of their indices.
         preprocessing: how a file became pixels, see `Preprocessing`; `predict` repeats it. It is
             empty if no build made the dataset.
         source: where the images came from.
@@ -153,11 +153,6 @@ class Manifest:
         sizes = ", ".join(f"{name} {split.num_examples:,}" for name, split in self.splits.items())
         labels = listed(self.label_names)
         return f"<Manifest of {self.name}: {shape}; {labels}; examples: {sizes}>"
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The `label_names`, under the name that Keras and TFDS users look for."""
-        return self.label_names
 
     @property
     def num_classes(self) -> int:
@@ -206,19 +201,20 @@ class Manifest:
     @property
     def ledger(self) -> list[tuple[str, int]]:
         """What became of the files of the source, and their numbers, which add up to all files."""
-        counts = self.counts
+
+        def by_reason(what: str, reasons: Mapping[str, int]) -> list[tuple[str, int]]:
+            return [(f"{what}: {in_words(reason)}", count) for reason, count in reasons.items()]
+
+        counts, excluded = self.counts, "excluded by --exclude, --include_regex or --exclude_regex"
         rows = [
             ("examples in the dataset", counts.get("examples", 0)),
             ("augmented copies among them, which are not files", -counts.get("variants", 0)),
-            *_by_reason("rejected", self.rejects),
-            *_by_reason("left out", counts.get("dropped", {})),
+            *by_reason("rejected", self.rejects),
+            *by_reason("left out", counts.get("dropped", {})),
             ("copies in a second folder tree", counts.get("copies", 0)),
             ("left out by --limit", counts.get("over_limit", 0)),
-            (
-                "excluded by --exclude, --include_regex or --exclude_regex",
-                counts.get("excluded", 0),
-            ),
-            *_by_reason("ignored", counts.get("ignored", {})),
+            (excluded, counts.get("excluded", 0)),
+            *by_reason("ignored", counts.get("ignored", {})),
         ]
         return [(name, count) for name, count in rows if count]
 
@@ -306,11 +302,6 @@ class Manifest:
     def _from_content(cls, content: Mapping[str, Any]) -> Manifest:
         label_names = tuple(content["label_names"])
         height, width, channels = content["image"]["shape"]
-        if (dtype := content["image"]["dtype"]) != "uint8":
-            raise ManifestError(
-                f"the images are of {dtype!r}, expected 'uint8': build the dataset again, without "
-                "--dtype"
-            )
         facts = {
             name: content[name] for name in ("name", "tables", *_AS_THEY_ARE) if name in content
         }
@@ -332,9 +323,9 @@ class Manifest:
 
     def _check_consistency(self, content: Mapping[str, Any]) -> None:
         """Refuses a manifest that contradicts itself, with which a reader would read garbage."""
-        if content["record"] != self._record:
+        if content["record"] != self._record or content["image"]["dtype"] != "uint8":
             raise ManifestError(
-                f"the record layout does not match image shape {self.image_shape} and "
+                f"the record layout does not match images of uint8, shape {self.image_shape} and "
                 f"{self.num_classes} classes; build the dataset again"
             )
         made = Preprocessing.from_dict(self.preprocessing) if self.preprocessing else None
@@ -365,11 +356,12 @@ class Manifest:
             height, width, channels = self.image_shape
             num_pixels = self.split(STATISTICS_SPLIT).num_examples * height * width
             expected = STATISTICS_SPLIT, num_pixels, channels
-            split = content["statistics"]["split"]
-            received = split, found.num_pixels, len(found.sums)
+            received = content["statistics"]["split"], found.num_pixels, len(found.sums)
             if received != expected:
-                found = f"{expected}, received {received}"
-                raise ManifestError(f"expected statistics of (split, pixels, ...) {found}")
+                raise ManifestError(
+                    f"expected statistics of (split, pixels, channels) {expected}, received "
+                    f"{received}"
+                )
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Manifest:
@@ -391,9 +383,9 @@ class Manifest:
 
 
 def _why_missing(folder: Folder) -> str:
-    names = () if folder.remote else folder.names()
     if not folder.remote and not Path(folder).is_dir():
         return "the folder does not exist"
+    names = () if folder.remote else folder.names()
     if "export" in names:
         return "this is a run, not a dataset; give the folder of a finished dataset"
     if names and not any(name == BUILD_DIR or name.endswith(".tfrecord") for name in names):
@@ -407,10 +399,6 @@ def _why_missing(folder: Folder) -> str:
             "run the same build command again, with --overwrite, which completes it"
         )
     return "the build did not finish; run the same build command again to resume it"
-
-
-def _by_reason(what: str, reasons: Mapping[str, int]) -> list[tuple[str, int]]:
-    return [(f"{what}: {in_words(reason)}", count) for reason, count in reasons.items()]
 
 
 def check_types(value: Any, expected: Any, place: str) -> None:

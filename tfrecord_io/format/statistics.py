@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,19 +64,13 @@ class PixelStatistics:
         )
 
     def __add__(self, other: PixelStatistics) -> PixelStatistics:
-        """Returns the statistics of the pixels of both.
-
-        Raises:
-            ValueError: if the numbers of channels differ.
-        """
-        if len(self.sums) != len(other.sums):
-            raise ValueError(
-                f"cannot add statistics of {len(self.sums)} and {len(other.sums)} channels"
-            )
+        """Returns the statistics of the pixels of both; a ValueError if their channels differ."""
+        pairs = zip(self.sums, other.sums, strict=True)
+        squares = zip(self.sums_of_squares, other.sums_of_squares, strict=True)
         return PixelStatistics(
             num_pixels=self.num_pixels + other.num_pixels,
-            sums=tuple(map(operator.add, self.sums, other.sums)),
-            sums_of_squares=tuple(map(operator.add, self.sums_of_squares, other.sums_of_squares)),
+            sums=tuple(map(sum, pairs)),
+            sums_of_squares=tuple(map(sum, squares)),
         )
 
     @classmethod
@@ -86,15 +79,7 @@ class PixelStatistics:
 
         Args:
             images: uint8 [num_images, height, width, channels]; num_images may be 0.
-
-        Raises:
-            ValueError: if the images have another shape or type.
         """
-        if images.ndim != 4 or images.dtype != np.uint8:
-            raise ValueError(
-                "expected images of type uint8 and shape [num_images, height, width, channels], "
-                f"received {images.dtype} {images.shape}"
-            )
         num_images, height, width, channels = images.shape
         sums = np.zeros((2, width * channels), np.uint64)
         all_rows = images.reshape(-1, width * channels)

@@ -1,11 +1,17 @@
-"""Pictures within a page, as URLs that hold their bytes."""
+"""Stored images as pictures, and pictures within a page, as URLs that hold their bytes."""
 
 from __future__ import annotations
 
 import base64
 import io
 
+import numpy as np
 from PIL import Image
+
+
+def picture(image: np.ndarray) -> Image.Image:
+    """Returns an image, uint8 [height, width, 1 or 3], as a grey or RGB picture."""
+    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 
 def data_url(image: Image.Image, side: int, kind: str = "JPEG") -> str:

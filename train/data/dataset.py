@@ -146,7 +146,7 @@ def open_dataset(path: str | Folder, columns: Sequence[str] = ()) -> Dataset:
     manifest = Manifest.load(path)
     measured = tuple(dict.fromkeys((SITE, *columns)))
     try:
-        table = examples.in_stored_order(examples.read(path), manifest)
+        table = examples.in_stored_order(examples.read_examples(path), manifest)
         groups = examples.groups_in(table)
     except ManifestError as error:
         raise UserError(f"{path}: {error}") from None

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from tfrecord_io.format import visible
-from tfrecord_io.pages.pictures import data_url
+from tfrecord_io.pages.pictures import data_url, picture
 from train.kinds.task import OneAnswer
 from train.results.predictions import Predictions
 
@@ -71,7 +70,7 @@ def find_mistakes(
     rows = zip(answers, images, shown.values("path"), shown.values("key"), strict=True)
     mistakes = []
     for place, (answer, image, path, key) in enumerate(rows):
-        pictures = {SEEN: visible.picture(image)}
+        pictures = {SEEN: picture(image)}
         if explanation and place < num_explained:
             pictures[explanation.caption] = explanation.picture(image, answer)
         mistakes.append(ShownAnswer(answer, pictures, path or key))

@@ -14,7 +14,7 @@ from pages import Page, needs_chromium, require_good_page, require_shown, words
 from PIL import Image
 
 import tfrecord_io
-from tfrecord_io.format import visible
+from tfrecord_io.pages.pictures import picture
 from train.data.dataset import open_dataset
 from train.data.seen import Exposure
 from train.kinds.classes import CLASSES
@@ -56,8 +56,8 @@ def mostly_right(num_classes, num_examples, seed=0):
 
 def mistakes_of(probabilities, labels, names):
     image = np.random.default_rng(0).integers(256, size=(20, 30, 1), dtype=np.uint8)
-    pictures = {SEEN: visible.picture(image)}
-    pictures["what mattered"] = visible.picture(np.repeat(image, 3, axis=-1))
+    pictures = {SEEN: picture(image)}
+    pictures["what mattered"] = picture(np.repeat(image, 3, axis=-1))
     answers = CLASSES.mistakes(predictions_of(probabilities, labels, names), MAX_MISTAKES)
     return [ShownAnswer(one, pictures, f"test/{one.place}.jpeg") for one in answers]
 
@@ -236,7 +236,7 @@ def test_the_surest_mistakes_come_first_and_the_first_have_a_map(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"test": 6})
     dataset = open_dataset(str(tmp_path))
     answers = predictions_of(probabilities, [0, 1, 1, 1, 1, 0], ("a", "b"), dataset=dataset)
-    a_map = Explanation("map", "", lambda image, answer: visible.picture(image))
+    a_map = Explanation("map", "", lambda image, answer: picture(image))
     found = find_mistakes(answers, a_map, 2)
     assert [mistake.answer.place for mistake in found] == [2, 5, 1]
     assert [list(mistake.pictures) for mistake in found] == [[SEEN, "map"]] * 2 + [[SEEN]]
