@@ -108,26 +108,24 @@ def first_shard(content):
     ("change", "message"),
     [
         (lambda c: c["record"].update(stride=1), "record layout does not match"),
-        (lambda c: c["record"]["features"]["image"].update(offset=0), "record layout does not"),
         (lambda c: c["image"].update(shape=[4, 7, 1]), "record layout does not match"),
+        (lambda c: c["image"].update(dtype="float32"), "record layout does not match"),
         (lambda c: c["image"].update(shape=[10**6, 10**6, 1]), "smaller than 2 GiB"),
         (lambda c: c["label_names"].append("MORE"), "damaged"),
         (lambda c: c["splits"]["train"].update(num_examples=1), "'train' do not add up"),
         (lambda c: c["splits"]["train"]["label_counts"].update(CNV=0), "'train' do not add up"),
         (lambda c: first_shard(c).update(num_bytes=1), "train-00000-of-00003.tfrecord should have"),
-        *(
-            (lambda c, change=change: c["statistics"].update(change), message)
-            for change, message in (
-                ({"split": "test"}, r"'train', 480, 1\), rec.*\('test', 480"),
-                ({"num_pixels": 481}, r"received \('train', 481, 1\)"),
-                ({"sums": [1, 1], "sums_of_squares": [1, 1]}, r"received \('train', 480, 2"),
-                ({"sums": [0]}, "damaged.*cannot have"),
-                ({"sums": 960}, "damaged"),
-            )
-        ),
+        (lambda c: c["statistics"].update(split="test"), r"received \('test', 480"),
+        (lambda c: c["statistics"].update(num_pixels=481), r"received \('train', 481, 1\)"),
+        (lambda c: c["statistics"].update(sums=[0]), "damaged.*cannot have"),
+        (lambda c: c.update(name=7), "damaged: .*expected a text for name, received 7"),
+        (lambda c: c["counts"].update(dropped=3), "expected a mapping for counts.dropped"),
+        (lambda c: c["rejects"].update(truncated=-1), "for rejects.truncated, received -1"),
+        (lambda c: c["label_names"].append(7), r"expected a text for label_names\[4\]"),
+        (lambda c: c.update(statistics=None), "damaged"),
     ],
 )
-def test_a_manifest_that_contradicts_itself_is_refused(change, message):
+def test_a_manifest_that_contradicts_itself_or_has_other_types_is_refused(change, message):
     with pytest.raises(ManifestError, match=message):
         Manifest.from_json(changed(change))
 
@@ -151,23 +149,6 @@ def rename_split(content, name):
 def test_a_name_that_could_be_a_path_is_refused(kind, rename, name):
     with pytest.raises(ManifestError, match=f"expected the name of a {kind}, of up to 200 letters"):
         Manifest.from_json(changed(lambda content: rename(content, name)))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"name": 7}, "expected a text for name, received 7"),
-        ({"counts": {"dropped": 3}}, "expected a mapping for counts.dropped, received 3"),
-        ({"rejects": {"truncated": -1}}, "for rejects.truncated, received -1"),
-        ({"label_names": ["CNV", 7]}, r"expected a text for label_names\[1\]"),
-        ({"image": {"shape": [4, 6], "dtype": "uint8"}}, "argument 2 is longer than argument 1"),
-        ({"splits": {"train": {"shards": [3]}}}, "'num_examples'"),
-        *(({"statistics": value}, "") for value in (None, [], {}, "train", 7)),
-    ],
-)
-def test_a_value_of_another_type_is_refused_with_its_place(change, message):
-    with pytest.raises(ManifestError, match=f"is damaged: .*{message}"):
-        Manifest.from_json(changed(lambda content: content.update(change)))
 
 
 def paths_in(content, path=()):

@@ -46,10 +46,8 @@ def test_a_file_is_uploaded_whole_and_a_range_is_exactly_what_was_asked_for(fold
     size = len(content)
     assert remote.describe(f"{folder}/file").size == size
     assert remote.read_file(f"{folder}/file") == content
-    for start, length in ((100, 50), (size - 3, 3), (size - 3, 30)):
-        if 0 <= start < size:
-            part = remote.read(f"{folder}/file", start, length)
-            assert part == content[start : start + length]
+    for start, length in ((100, 50), (size - 3, 30)) if content else ():
+        assert remote.read(f"{folder}/file", start, length) == content[start : start + length]
 
 
 def test_a_write_that_fails_leaves_what_was_there(folder):
