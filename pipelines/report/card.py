@@ -78,7 +78,6 @@ def render(
     classes = [
         *map(sentence, dataset.audit.get("notes", ())),
         roles and page.Facts(f"How the folders were read: {' / '.join(roles)} / file", roles),
-        page.spelled_out(dataset.label_names),
         page.Box(charts, "grid"),
     ]
     findings, limits = page.Box(_findings(audit, images), "stack"), page.Box([page.Items(LIMITS)])

@@ -44,10 +44,10 @@ def download_archive(dataset: str, download_dir: Path) -> Path:
     process is downloading it, an error names that process at once: waiting could take hours.
 
     Raises:
-        errors.UserError: if Kaggle's client is not installed, no credentials were found, or Kaggle
-            refused them.
-        errors.BuildError: if the archive could not be downloaded, is corrupt, belongs to another
-            dataset of the same NAME, or is in use by another process.
+        errors.UserError: if Kaggle's client is not installed, no credentials were found, Kaggle
+            refused them, or another process is downloading the archive.
+        errors.BuildError: if the archive could not be downloaded, is corrupt, or belongs to another
+            dataset of the same NAME.
     """
     archive = download_dir / f"{dataset.split('/')[1]}.zip"
     note = archive.with_name(f"{archive.name}.verified.json")
@@ -56,7 +56,7 @@ def download_archive(dataset: str, download_dir: Path) -> Path:
         lock, doing = archive.with_name(f".{archive.name}.lock"), f"downloading {archive}"
         with (
             errors.clear_write_errors(f"{archive} (--download_dir chooses another folder)"),
-            file_lock.held(lock, doing, errors.BuildError, folder_mode=0o700),
+            file_lock.held(lock, doing, folder_mode=0o700),
         ):
             if not archive.exists():  # another process may have finished it meanwhile
                 part = archive.with_name(f"{archive.name}.part") / archive.name

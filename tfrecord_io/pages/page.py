@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,13 +17,6 @@ from tfrecord_io.terminal.printing import number, printable
 
 if TYPE_CHECKING:
     import jinja2
-
-#: What the class names of the OCT data stand for.
-_SPELLED_OUT = {
-    "CNV": "choroidal neovascularization",
-    "DME": "diabetic macular edema",
-    "DRUSEN": "deposits under the retina, as in early macular degeneration",
-}
 
 
 class Note(NamedTuple):
@@ -230,16 +223,6 @@ def markup(text: str, *values: str) -> markupsafe.Markup:
     Markup('<b>1 &lt; 2</b>')
     """
     return markupsafe.Markup(text).format(*map(printable, values))
-
-
-def spelled_out(label_names: Iterable[str]) -> str:
-    """Returns what those names mean that are abbreviations of the OCT data, as a text for a page.
-
-    >>> spelled_out(["DME", "NORMAL"])
-    'DME: diabetic macular edema.'
-    """
-    meanings = [f"{name}: {_SPELLED_OUT[name]}" for name in label_names if name in _SPELLED_OUT]
-    return "; ".join(meanings) + "." * bool(meanings)
 
 
 def plain(value: Any) -> Any:

@@ -9,19 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from tfrecord_io.terminal.errors import MessageError, UserError
+from tfrecord_io.terminal.errors import UserError
 
 
 @contextlib.contextmanager
-def held(
-    path: Path, doing: str, kind: type[MessageError] = UserError, *, folder_mode: int = 0o777
-) -> Iterator[None]:
+def held(path: Path, doing: str, *, folder_mode: int = 0o777) -> Iterator[None]:
     """Holds a lock until the block ends, and then deletes its file.
 
     Its folder is made with `folder_mode` if it is missing.
 
     Raises:
-        MessageError: of this kind, if another process holds the lock; `doing` says what for.
+        UserError: if another process holds the lock; `doing` says what for.
     """
     while True:
         path.parent.mkdir(folder_mode, parents=True, exist_ok=True)
@@ -30,7 +28,7 @@ def held(
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                raise kind(
+                raise UserError(
                     f"another process (process id {file.read().strip() or 'unknown'}) is {doing}; "
                     "wait until it ends and run the same command again, or choose another folder"
                 ) from None

@@ -187,7 +187,7 @@ def classes(result: Result) -> Section:
     """The measures of each class or label."""
     task, metrics, kind = result.task, result.metrics, result.task.kind
     counts, unit = metrics["label_counts"], metrics["bootstrap_by"]
-    about = f"{page.spelled_out(counts)} {task.glossary}"
+    about = task.glossary
     if metrics["bootstrap_samples"]:
         about += (
             f" The figures in grey are 95 % intervals over {plural_unit(unit)}; a bar from 0 to 1 "

@@ -107,7 +107,7 @@ def test_a_download_that_was_cut_off_is_resumed(desk):
 def test_a_second_process_is_refused(desk):
     lock = desk.downloads / f".{NAME}.lock"
     with file_lock.held(lock, "busy", folder_mode=0o700):
-        desk.fail(f"process id {os.getpid()}")
+        desk.fail(f"process id {os.getpid()}", kind=errors.UserError)
 
 
 @pytest.mark.parametrize("index", [2, 3, None], ids=["stored", "deflated", "index"])

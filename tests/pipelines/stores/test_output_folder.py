@@ -69,8 +69,8 @@ def test_a_lock_that_is_held_is_refused_and_names_its_holder(tmp_path):
             pass
         path.write_text("")  # as it is before its holder has written its id
         with (
-            pytest.raises(errors.BuildError, match="id unknown"),
-            file_lock.held(path, "busy", errors.BuildError),
+            pytest.raises(errors.UserError, match="id unknown"),
+            file_lock.held(path, "busy"),
         ):
             pass
     assert not path.exists()
