@@ -16,9 +16,7 @@ from unittest import mock
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from web_server import Files, WebFile, WebServer, running_web
-
-from tfrecord_io.stores import remote
+from web_server import Files, WebFile, WebServer
 
 CONTAINER = "scans"
 # Those of Microsoft's emulator, which its documentation publishes.
@@ -63,14 +61,20 @@ class AzureServer(WebServer):
 @contextlib.contextmanager
 def running_azure(context: ssl.SSLContext | None = None) -> Iterator[AzureServer]:
     """Runs a server that is found by the variables of Azure's own tools."""
-    with running_web(context, AzureServer) as server:
-        found = (
-            f"DefaultEndpointsProtocol={server.scheme};AccountName={ACCOUNT};AccountKey={KEY};"
-            f"BlobEndpoint={super(AzureServer, server).url(ACCOUNT)};"
+    server = AzureServer()
+    if context is not None:
+        server.scheme = "https"
+        server.socket = context.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
         )
-        with mock.patch.dict(os.environ, {"AZURE_STORAGE_CONNECTION_STRING": found}):
-            remote.forget_stores()
-            yield server
+    found = (
+        f"DefaultEndpointsProtocol={server.scheme};AccountName={ACCOUNT};AccountKey={KEY};"
+        f"BlobEndpoint={super(AzureServer, server).url(ACCOUNT)};"
+    )
+    no_proxy = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+    variables = {"AZURE_STORAGE_CONNECTION_STRING": found, **no_proxy}
+    with mock.patch.dict(os.environ, variables), server:
+        yield server
 
 
 class _Blobs(Files):

@@ -5,14 +5,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import os
 import re
-import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
-from unittest import mock
 from urllib.parse import unquote, urlsplit
 
 from tfrecord_io.stores import remote
@@ -159,18 +156,3 @@ class WebServer(Faulty, ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that closes a connection is no error."""
-
-
-@contextlib.contextmanager
-def running_web(
-    context: ssl.SSLContext | None = None, kind: type[WebServer] = WebServer
-) -> Iterator[WebServer]:
-    """Runs a server of some kind until the block ends, over TLS if a context is given."""
-    server = kind()
-    if context is not None:
-        server.scheme = "https"
-        server.socket = context.wrap_socket(
-            server.socket, server_side=True, do_handshake_on_connect=False
-        )
-    with mock.patch.dict(os.environ, {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}), server:
-        yield server

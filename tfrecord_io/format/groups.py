@@ -112,7 +112,14 @@ def group_images(images: pa.Table, near_duplicates: np.ndarray | None = None) ->
         names = _fill(names, *_files(images))
     if near_duplicates is None or not len(near_duplicates):
         return Groups(names=names)
-    return _joined(names, near_duplicates)
+    # In the order of their names, so that the first of a component is the best known.
+    texts = names.unique().to_pylist()
+    texts.sort(key=lambda text: (SOURCES.index(text.split(":")[0]), text))
+    best = pa.array(texts, pa.large_string())
+    groups = pc.index_in(names, best).to_numpy()
+    is_believed, _ = believe(groups, near_duplicates)
+    first = _components(len(texts), groups[near_duplicates[is_believed]])
+    return Groups(names=best.take(pa.array(first[groups])))
 
 
 def _fill(names: pa.Array, values: pa.Array, own: pa.Array) -> pa.Array:
@@ -145,18 +152,6 @@ def _files(images: pa.Table) -> tuple[pa.Array, pa.Array]:
     several = pc.greater(facts["path_count_distinct"], 1)
     own = pc.if_else(several, _prefixed("file", content), _prefixed("image", content))
     return files, own.combine_chunks()
-
-
-def _joined(names: pa.Array, pairs: np.ndarray) -> Groups:
-    """Joins the groups of near duplicates, except in chains of too many images."""
-    # In the order of their names, so that the first of a component is the best known.
-    texts = names.unique().to_pylist()
-    texts.sort(key=lambda text: (SOURCES.index(text.split(":")[0]), text))
-    best = pa.array(texts, pa.large_string())
-    groups = pc.index_in(names, best).to_numpy()
-    is_believed, _ = believe(groups, pairs)
-    first = _components(len(texts), groups[pairs[is_believed]])
-    return Groups(names=best.take(pa.array(first[groups])))
 
 
 def believe(codes: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
