@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _find_own_packages_first()
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     listed = "\n".join(f"  {command:<11} {purpose}" for command, (_, purpose) in COMMANDS.items())
-    usage = f"usage: scan-tfrecords COMMAND ...\n\n{listed}\n\nEach has its own --help."
+    usage = f"usage: scan-tfrecords COMMAND ...\n\n{listed}\n"
+    usage += "\nEach has its own --help; --version prints the version."
     if name in ("-h", "--help"):
         print(usage)
         return 0

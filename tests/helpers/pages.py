@@ -108,14 +108,17 @@ def _chromium(folder: Path, *arguments: str) -> str:
     pytest.fail("the browser hung three times")
 
 
-def screenshot(page_path: Path, folder: Path, width: int, dark: bool) -> np.ndarray:
-    """Returns the top of the page as a browser shows it: uint8 [2400, width, 3]."""
-    picture = folder / f"shot-{width}-{dark}.png"
-    scheme = 0 if dark else 1
+def require_shown(page_path: Path, folder: Path, width: int, dark: bool) -> None:
+    """Requires that a browser shows a page in its colours, at its full width and height.
+
+    Nothing sticks out at the side.
+    """
+    assert _overhang(page_path, folder, width) == 0
+    picture = folder / "shot.png"
     _chromium(
         folder,
         "--hide-scrollbars",
-        f"--blink-settings=preferredColorScheme={scheme}",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
         # On a busy machine the last rows of the window may not be painted yet.
         "--run-all-compositor-stages-before-draw",
         f"--window-size={width},2600",
@@ -123,16 +126,7 @@ def screenshot(page_path: Path, folder: Path, width: int, dark: bool) -> np.ndar
         page_path.as_uri(),
     )
     with Image.open(picture) as image:
-        return np.asarray(image.convert("RGB"))[:2400]
-
-
-def require_shown(page_path: Path, folder: Path, width: int, dark: bool) -> None:
-    """Requires that a browser shows a page in its colours, at its full width and height.
-
-    Nothing sticks out at the side.
-    """
-    assert _overhang(page_path, folder, width) == 0
-    shown = screenshot(page_path, folder, width, dark)
+        shown = np.asarray(image.convert("RGB"))[:2400]
     assert shown.shape[1] == width
     corner = shown[2, 2].astype(int)
     assert (corner < 60).all() if dark else (corner > 220).all()
