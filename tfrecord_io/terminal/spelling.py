@@ -9,6 +9,8 @@ True
 from __future__ import annotations
 
 import collections
+import csv
+import io
 import re
 import shlex
 import unicodedata
@@ -91,8 +93,7 @@ def rename_flag(names: Mapping[str, str]) -> str:
     >>> rename_flag({"no tumor": "no_tumor", "a,b": "c"})
     '--rename_classes \'no tumor=no_tumor,"a,b=c"\''
     """
+    line = io.StringIO()
     pairs = (f"{written(old)}={written(new)}" for old, new in names.items())
-    quoted = (
-        '"{}"'.format(pair.replace('"', '""')) if {*',"'} & {*pair} else pair for pair in pairs
-    )
-    return f"--rename_classes {shlex.quote(','.join(quoted))}"
+    csv.writer(line, lineterminator="").writerow(pairs)
+    return f"--rename_classes {shlex.quote(line.getvalue())}"
