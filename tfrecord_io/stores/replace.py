@@ -88,14 +88,21 @@ def complete(folder: Folder, own: re.Pattern[str]) -> None:
     """Completes what a process has begun with a list, see above; may be repeated at any time.
 
     Raises:
-        UserError: if a user keeps something of his own where content waits.
+        UserError: if a user keeps something of his own where content waits, or the list of what
+            waits is damaged.
     """
     aside = beside(folder)
     _require_own(aside, own)
     if not aside.exists(_LIST):
         return
-    content = json.loads(aside.read(_LIST))
-    listed, old = set(content["new"]), content["old"]
+    try:
+        content = json.loads(aside.read(_LIST))
+        listed, old = set(content["new"]), content["old"]
+    except (ValueError, TypeError, KeyError):
+        raise UserError(
+            f"{aside.path(_LIST)} is damaged, so it is not known which files in {folder.root} are "
+            f"to be replaced; move the folder {aside.root} away, and run the command again"
+        ) from None
     old = _own_names(folder, own) if old is None else old
     gone = set(folder.tree()).intersection(old) - listed
     coming = sorted(listed.intersection(aside.tree()))
