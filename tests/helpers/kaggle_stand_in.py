@@ -37,7 +37,7 @@ def assert_no_secret(folder: Path, said: str) -> None:
             assert secret.encode() not in content, f"{secret} is in {where}"
 
 
-def make_archive() -> bytes:
+def _make_archive() -> bytes:
     """Returns a zip of noise, in the shape of Kaggle's; every other member is compressed."""
     noise = random.Random(1)
     file = io.BytesIO()
