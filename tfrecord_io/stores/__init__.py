@@ -1,1 +1,1 @@
-"""Files on object stores and web servers: URLs, credentials, ranges and retries."""
+"""Files and folders on disks and object stores: atomic writes, ranges, credentials and retries."""

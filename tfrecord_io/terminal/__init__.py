@@ -1,1 +1,1 @@
-"""What a command says and takes: its flags, its messages, and what they must not say."""
+"""What commands share: flags, messages, exit codes, and the words in which they are said."""
