@@ -215,7 +215,7 @@ def evaluate(
         output: the folder of the results; by default, as of the command, in that of the run.
         **options: see `build`, such as `split="test"`.
     """
-    runs = _each(run)
+    runs = _as_list(run)
     more = _words({"output": output, **options})
     _run("evaluate", ["--run", *runs, "--data", dataset, *more])
     if output is None:
@@ -244,11 +244,12 @@ def predict(
         why it was not predicted. By patient, `patient` and the number of `images`, too, and the
         `path` of the image that decided most.
     """
-    words = ["--format=json", *_words(options), "--run", *_each(run), "--input", *_each(inputs)]
+    words = ["--format=json", *_words(options)]
+    words += ["--run", *_as_list(run), "--input", *_as_list(inputs)]
     return json.loads(_run("predict", words, has_answer=True))
 
 
-def _each(paths: Any) -> list[Any]:
+def _as_list(paths: Any) -> list[Any]:
     """Returns one path, or a result with a path, or several of them, as a list."""
     return [paths] if isinstance(paths, str | bytes | os.PathLike | _Result) else list(paths)
 
@@ -265,7 +266,7 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
 def _text(value: Any) -> str:
     """Returns what a flag takes for a value from Python."""
     if isinstance(value, Mapping):
-        value = [f"{key}={each}" for key, each in value.items()]
+        value = [f"{key}={item}" for key, item in value.items()]
     if isinstance(value, list | tuple):
         csv.writer(line := io.StringIO(), lineterminator="").writerow(value)
         value = line.getvalue()
@@ -300,7 +301,7 @@ def _run(command: str, words: Iterable[Any], *, has_answer: bool = False) -> byt
                     stream.write(text)
                     stream.flush()
             except KeyboardInterrupt:
-                # A training saves its state then. A terminal has told the process already.
+                # A training saves its state then. A terminal has sent it to the process already.
                 process.send_signal(signal.SIGINT)
                 raise
         printed.seek(0)
