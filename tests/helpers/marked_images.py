@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from train.training.config import TrainConfig
 
 REPOSITORY = Path(__file__).parents[2]
-#: Keras 3.15 copies a variable of TensorFlow in a way NumPy 2.4 is going to forbid.
-KERAS_ARRAY_WARNING = "ignore:__array__ implementation doesn.t accept a copy:DeprecationWarning"
 
 OCT_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
 IMAGES_A_PATIENT = 2

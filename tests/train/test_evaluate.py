@@ -10,7 +10,6 @@ import pytest
 from azure_server import running_azure
 from dataset_factory import change_json
 from marked_images import (
-    KERAS_ARRAY_WARNING,
     OCT_NAMES,
     edited_run,
     evaluated,
@@ -22,8 +21,6 @@ from marked_images import (
 import scan_tfrecords
 from tfrecord_io.reading.mapped import MappedDataset
 from train.results.classifier import load_classifier, predict_images
-
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 #: Another order of the classes than in training, and one fewer.
 OTHER_NAMES = ("NORMAL", "CNV", "DME")

@@ -15,7 +15,6 @@ from builds import build_here, read_csv, rows_of
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, write_tree
 from marked_images import (
-    KERAS_ARRAY_WARNING,
     OCT_NAMES,
     edited_run,
     export_untrained,
@@ -37,8 +36,6 @@ from train.results.classifier import (
     predict_files,
     predict_images,
 )
-
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 SHAPE = (24, 20, 1)
 

@@ -13,7 +13,6 @@ from builds import build_here
 from dataset_factory import bare_manifest, change_column, change_json
 from image_files import scan_tree, write_tree
 from marked_images import (
-    KERAS_ARRAY_WARNING,
     metrics_of,
     regroup,
     train,
@@ -26,8 +25,6 @@ from train.data.dataset import Dataset
 from train.data.seen import Seen, collect, expose, exposure_of, read_seen, seen_by
 from train.training.config import TrainConfig
 from train.training.session import session_of
-
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 #: What no page may say unless the table proves it.
 CLAIMS = ("no image with", "no patient of", "held out", "other patients")

@@ -18,8 +18,6 @@ from train.extras.bucket import open_run, working_folder
 from train.training import training_loop
 from train.training.config import TrainConfig
 
-pytestmark = pytest.mark.filterwarnings(marked.KERAS_ARRAY_WARNING)
-
 
 @pytest.fixture
 def url(s3, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from answers import dataset_of, predictions_of
 from dataset_factory import change_json
-from marked_images import KERAS_ARRAY_WARNING, evaluated
+from marked_images import evaluated
 
 from tfrecord_io.format.kinds import CLASSES, GRADES, MULTI_LABEL
 from tfrecord_io.stores.files import write_json
@@ -17,8 +17,6 @@ from train.kinds.words import title_of
 from train.results import metrics
 from train.results.options import MeasureOptions
 from train.results.predictions import EXACT_NAME, write_predictions
-
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 SOME = np.random.default_rng(0)
 NAMES = ("=A1", "+B", "-C", "@D")

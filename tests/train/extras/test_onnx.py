@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
-from marked_images import KERAS_ARRAY_WARNING, export_untrained
+from marked_images import export_untrained
 
 from train.extras import onnx
 from train.machine.errors import TrainingError
 from train.networks.export import answer
 
-pytestmark = [pytest.mark.filterwarnings(KERAS_ARRAY_WARNING), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SHAPE = (32, 33, 1)
 

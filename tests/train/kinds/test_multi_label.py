@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from answers import dataset_of, predictions_of, scores_of
 from marked_images import (
-    KERAS_ARRAY_WARNING,
     SMALL_RUN,
     evaluated,
     flags,
@@ -35,8 +34,6 @@ from train.kinds.multi_label import MULTI_LABEL
 from train.results.bootstrap import examples_behind
 from train.results.mistakes import find_mistakes
 from train.results.predictions import read_predictions, write_predictions
-
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 NAMES = ("fluid", "mass", "scar")
 

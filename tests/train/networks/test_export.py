@@ -3,12 +3,10 @@ import json
 import keras
 import numpy as np
 import pytest
-from marked_images import KERAS_ARRAY_WARNING, export_untrained
+from marked_images import export_untrained
 
 from train.machine.errors import TrainingError
 from train.networks import export
-
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 SHAPE = (32, 33, 1)
 

@@ -3,7 +3,6 @@ import inspect
 import keras
 import numpy as np
 import pytest
-from marked_images import KERAS_ARRAY_WARNING
 
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.terminal.errors import UserError
@@ -11,8 +10,6 @@ from train.kinds.classes import CLASSES
 from train.networks import models
 from train.networks.models import Pixels, build_network, freeze, scale
 from train.networks.options import APPLICATIONS, NetworkOptions
-
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 
 def images_of(shape, num_images=3):

@@ -1,12 +1,9 @@
 import keras
 import numpy as np
 import pytest
-from marked_images import KERAS_ARRAY_WARNING
 
 from train.networks.optimizers import WarmupSchedule, averaged_weights, make_optimizer
 from train.networks.options import OptimizerOptions
-
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,10 @@ import tempfile
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
-from marked_images import KERAS_ARRAY_WARNING, QUICK, flags, marked_data
+from marked_images import QUICK, flags, marked_data
 from PIL import Image
 
 from train import run
-
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 data = marked_data({"train": 40, "val": 10, "test": 12})
 

@@ -17,7 +17,6 @@ from dataset_factory import change_json
 from image_files import write_tree
 from marked_images import (
     CLASS_RUN,
-    KERAS_ARRAY_WARNING,
     OCT_NAMES,
     arrays_of,
     check_equal,
@@ -51,8 +50,6 @@ from train.training.checkpoint import load_checkpoint
 from train.training.config import TrainConfig
 from train.training.steps import StepResults, TensorFlowSteps
 from train.training.trainer import train_and_evaluate
-
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 
 def config_of(data, **fields):
