@@ -49,12 +49,12 @@ class SmallFiles(NamedTuple):
 
     Attributes:
         labels: the table of `--labels`.
-        excluded: the rows of `--exclude`.
+        excluded: what the rows of `--exclude` name; None without it.
         secret: that of `--anonymize`.
     """
 
     labels: LabelTable | None
-    excluded: Sequence[exclude.Entry]
+    excluded: exclude.Entries | None
     secret: codes.Secret | None
 
 
@@ -134,7 +134,7 @@ def read_small_files(options: BuildOptions) -> SmallFiles:
     folders = {"--output": options.output.output, "--input": options.source.input or ""}
     return SmallFiles(
         labels=read_table(options.listing),
-        excluded=exclude.read_entries(excluded) if excluded else (),
+        excluded=exclude.read_entries(excluded) if excluded else None,
         secret=codes.read_secret(secret_file, folders) if secret_file else None,
     )
 

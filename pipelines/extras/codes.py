@@ -29,8 +29,8 @@ from tfrecord_io.stores.files import atomic_write, sync_folder
 from tfrecord_io.terminal.address import is_inside
 from tfrecord_io.terminal.flags import flag
 
-#: The digest of the secret is in the manifest, so a short secret could be found by trying.
-MIN_SECRET_BYTES = 32
+# The code of nothing is in the manifest, so a secret of fewer bytes could be found by trying.
+_SECRET = re.compile(rb"[0-9a-fA-F]{64,}\s*")
 
 #: Entries of a build's identity that are names of the input.
 _NAMING_ENTRIES = ("labels", "patient_regex", "label_regex", "rename_classes")
@@ -71,29 +71,28 @@ class Secret:
 
 
 def read_secret(file: Path, folders: Mapping[str, str]) -> Secret:
-    """Reads the secret of `--anonymize`, every byte of which counts.
+    """Reads the secret of `--anonymize`.
 
     Raises:
-        errors.UserError: if the file cannot be read, does not look like random bytes, or is inside
-            one of the folders, by their flags, with which it could be passed on.
+        errors.UserError: if the file cannot be read, does not hold 64 hexadecimal digits or more,
+            or is inside one of the folders, by their flags, with which it could be passed on.
     """
-    advice = "make one with: openssl rand -hex 32 > secret.txt"
     for name, folder in folders.items():
         if folder and is_inside(str(file), folder):
             raise errors.UserError(
                 f"--anonymize {file} is inside {name}, with which it could be passed on; move "
                 "the secret to a private folder elsewhere"
             )
+    advice = "make it with: openssl rand -hex 32 > secret.txt"
     try:
         key = file.read_bytes()
     except OSError as error:
         raise errors.UserError(
             f"--anonymize {file} could not be read: {error.strerror}; {advice}"
         ) from None
-    if not _is_random(key):
+    if not _SECRET.fullmatch(key):
         raise errors.UserError(
-            f"--anonymize {file} holds {len(key)} bytes that are not a secret; expected at "
-            f"least {MIN_SECRET_BYTES} random bytes in hexadecimal or base64; {advice}"
+            f"--anonymize {file} is no secret; expected 64 hexadecimal digits or more; {advice}"
         )
     return Secret(file.resolve(), key)
 
@@ -128,7 +127,7 @@ def coded(images: Images, secret: Secret) -> Images:
     return dataclasses.replace(
         images,
         table=codes,
-        ledger=dataclasses.replace(ledger, rejects=tuple(rejects), notes=(), others={}),
+        ledger=dataclasses.replace(ledger, rejects=tuple(rejects), notes=()),
         reject_patients={},
         layout=tuple((role, names.partition(":")[0]) for role, names in images.layout),
         source={"kind": images.source["kind"], "code": secret.code("source", source)},
@@ -169,13 +168,3 @@ def write_names(images: Images, secret: Secret, digest: str) -> None:
         pq.write_table(pa.Table.from_pylist(rows, NAMES_SCHEMA), file)
     sync_folder(path.parent)
     say(f"the names behind the codes are in {path}: keep it as private as the secret")
-
-
-def _is_random(key: bytes) -> bool:
-    """Returns whether a file's content can be random bytes in hexadecimal or base64."""
-    text = key.strip()
-    is_hexadecimal = re.fullmatch(rb"[0-9a-fA-F]*", text)
-    length = len(text.rstrip(b"=")) // 2 if is_hexadecimal else len(text.rstrip(b"=")) * 3 // 4
-    # Of so many random characters, fewer than eight different ones do not happen.
-    is_varied = len(set(text)) >= 8 and re.fullmatch(rb"[\w+/-]*={0,2}", text)
-    return bool(is_varied) and length >= MIN_SECRET_BYTES

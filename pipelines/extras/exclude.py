@@ -10,10 +10,9 @@ import collections
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from pipelines import errors
@@ -40,79 +39,72 @@ class Options:
     )
 
 
-#: What a row of the table may call an image: pairs of `patient` or `path` and a name.
-Entry = frozenset[tuple[str, str]]
+#: The rows of the table that name something, by what they name: `("path", "a/1.png")`.
+Entries = dict[tuple[str, str], set[int]]
 
 
-def read_entries(file: Path) -> list[Entry]:
+def read_entries(file: Path) -> Entries:
     """Reads the table of `--exclude`.
 
     Raises:
-        errors.UserError: if it cannot be read, or has neither a column patient nor path.
+        errors.UserError: if it cannot be read, or names nothing.
     """
     cells = read_texts(file, "--exclude", ("patient", "site", "path"))
-    if not cells.keys() & {"patient", "path"}:
-        raise errors.UserError(
-            f"--exclude {file} needs a column patient (and site, if the input has sites) or path"
-        )
-    entries, empty = list[Entry](), itertools.repeat(None)
+    entries: Entries = collections.defaultdict(set)
+    empty = itertools.repeat(None)
     columns = (cells.get(name, empty) for name in ("patient", "site", "path"))
-    for patient, site, path in zip(*columns, strict=False):
-        names = set[tuple[str, str]]()
+    for row, (patient, site, path) in enumerate(zip(*columns, strict=False), start=1):
         if patient:
+            entries["patient", str(Person(site or "", patient))].add(row)
             # One who comes from the tags of DICOM is named by a hash of these.
-            people = (str(Person(site or "", patient)), patient_code(patient, site or ""))
-            names.update(("patient", name) for name in people)
+            entries["patient", patient_code(patient, site or "")].add(row)
         if path:
-            names.add(("path", one_form(path).strip("/")))
-        entries.append(frozenset(names))
-    return entries
+            entries["path", one_form(path).strip("/")].add(row)
+    if not entries:
+        raise errors.UserError(
+            f"--exclude {file} names nothing; it needs a column patient (and site, if the input "
+            "has sites) or path"
+        )
+    return dict(entries)
 
 
-def without(images: Images, entries: Sequence[Entry], options: ListingOptions) -> Images:
+def without(images: Images, entries: Entries, options: ListingOptions) -> Images:
     """Returns the images without those of the entries, which `Ledger.excluded` counts.
 
     A reject is left out if its path is named, or tells the patient: by `--patient_regex`, by a
     folder where `--layout` has a level of patients, or by its row in the table of labels. Notes
-    that name something of the input are dropped.
+    are dropped, because they may name something that is left out.
 
     Raises:
         errors.UserError: if no image is left.
     """
     refs, ledger = images.table, images.ledger
-    wanted, pattern = (
-        frozenset[tuple[str, str]]().union(*entries),
-        re.compile(options.patient_regex),
-    )
-    places = collections.defaultdict[tuple[str, str], set[int]](set)
+    pattern = re.compile(options.patient_regex)
+    is_kept, met = list[bool](), set[int]()
     of_images = ((ref.source_path, [ref.patient]) for ref in iterate_refs(refs))
-    for place, (path, patients) in enumerate([*of_images, *_rejects(images, pattern, options)]):
+    for path, patients in itertools.chain(of_images, _rejects(images, pattern, options)):
         names = {("patient", one_form(patient)) for patient in patients if patient}
-        for name in wanted & names.union(("path", end) for end in _ends(one_form(path))):
-            places[name].add(place)
-    is_kept, unmet = np.ones(refs.num_rows + len(ledger.rejects), bool), list[str]()
-    for row, entry in enumerate(entries, start=1):
-        found = set[int]().union(*(places[name] for name in entry))
-        is_kept[list(found)] = False
-        unmet += [] if found else [str(row)]
-    if not is_kept[: refs.num_rows].any():
+        names.update(("path", end) for end in _ends(one_form(path)))
+        rows = [entries[name] for name in names & entries.keys()]
+        met.update(*rows)
+        is_kept.append(not rows)
+    if not any(is_kept[: refs.num_rows]):
         raise errors.UserError("--exclude leaves out every image of the input")
     ledger = dataclasses.replace(
         ledger,
         rejects=tuple(itertools.compress(ledger.rejects, is_kept[refs.num_rows :])),
-        excluded=ledger.excluded + int(np.count_nonzero(~is_kept)),
-        notes=tuple(note for note in ledger.notes if not note.is_private),
-        others={},
+        excluded=ledger.excluded + is_kept.count(False),
+        notes=(),
     )
     kept = refs.filter(pa.array(is_kept[: refs.num_rows]))
     images = dataclasses.replace(images, table=kept, ledger=ledger)
-    if not unmet:
+    all_rows = set[int]().union(*entries.values())
+    if not (unmet := sorted(all_rows - met)):
         return images
     return images.noted(
-        f"{len(unmet):,} of {counted(len(entries), 'row')} of --exclude fit no patient and no file "
-        f"of the input (row {listed(unmet)}); use the names in examples.parquet, with their site",
-        is_private=False,
-        is_stored=False,
+        f"{len(unmet):,} of {counted(len(all_rows), 'row')} of --exclude fit no patient and no "
+        f"file of the input (row {listed(list(map(str, unmet)))}); use the names in "
+        "examples.parquet, with their site"
     )
 
 

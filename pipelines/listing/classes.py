@@ -15,11 +15,9 @@ from pipelines import errors
 from pipelines.listing.files import find_in_names, first_of
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
-from pipelines.listing.refs import OTHER, RejectedFile, counts_of, iterate_refs
+from pipelines.listing.refs import RejectedFile, counts_of, iterate_refs
 from tfrecord_io.format.kinds import CLASSES
-from tfrecord_io.format.person import persons
 from tfrecord_io.terminal.printing import counted, listed, printable
-from tfrecord_io.terminal.spelling import look_alike, rename_flag, written
 
 # With more classes than this, each needs more images than a few: else they may be patients.
 _MANY_CLASSES, _FEW_IMAGES = 20, 2
@@ -49,49 +47,30 @@ def with_labels_in_names(images: Images, label_regex: str) -> Images:
     return images.then(images.table.filter(has_label), Ledger(rejects=rejects))
 
 
-def with_patients(images: Images, options: ListingOptions, *, in_table: bool) -> Images:
-    """Returns the images with their patients, in which the site stands first if there are sites.
+def with_patients(images: Images, options: ListingOptions, *, keep: bool) -> Images:
+    """Returns the images with their patients.
 
-    The patient is the one of the table (`in_table`) or of the level `patient` of `--layout`; else
-    what the user's `--patient_regex` finds; else that of the tags of DICOM, or what the default
-    pattern finds in a name.
+    They are those of the table or of the level `patient` of `--layout` (`keep`); else what the
+    user's `--patient_regex` finds; else those of the tags of DICOM, or what the default pattern
+    finds in a name.
 
     Raises:
         errors.UserError: if the user's pattern finds no patient.
     """
-    refs, patients = images.table, images.table["patient"]
-    if not (in_table or "patient" in options.layout):
-        in_names = find_in_names(refs["path"], options.patient_regex)
-        if options.patient_regex != DEFAULT_PATIENT_REGEX:
-            images, patients = images.noted(*_notes_on(refs["path"], in_names, options)), in_names
-        else:
-            patients = pc.coalesce(patients, in_names)
-    if f"{OTHER}site" in refs.column_names and not in_table:
-        patients = persons(patients, refs[f"{OTHER}site"])
-    if alike := look_alike(patients.drop_null().unique().to_pylist()):
-        images = images.noted(
-            f"{sum(map(len, alike)):,} patients have names that differ only in case, spaces, "
-            f"hyphens or invisible characters, such as {' and '.join(map(ascii, alike[0]))}, and "
-            "count as different people; if they are not, give each one name in a table of --labels"
+    if keep:
+        return images
+    paths, pattern = images.table["path"], options.patient_regex
+    patients = find_in_names(paths, pattern)
+    if pattern == DEFAULT_PATIENT_REGEX:
+        patients = pc.coalesce(images.table["patient"], patients)
+    elif patients.null_count == len(patients):
+        raise errors.UserError(
+            f"--patient_regex {pattern!r} finds no patient in the names or paths of "
+            f"{counted(len(paths), 'image')}, such as {first_of(paths)}. Its first group should be "
+            "the patient, as in (patient[0-9]+)/ for a folder for each patient; a table of "
+            "--labels can name the patients, too"
         )
     return images.with_column("patient", patients)
-
-
-def _notes_on(paths: pa.Array, found: pa.Array, options: ListingOptions) -> Iterator[str]:
-    """Yields a note if the user's pattern finds few patients; raises an error if it finds none."""
-    num_found, num_images = len(found) - found.null_count, len(found)
-    if num_found < num_images / 2:
-        text = (
-            f"--patient_regex {options.patient_regex!r} finds a patient in the names or paths of "
-            f"{num_found:,} of {num_images:,} images; others are "
-            + first_of(paths.filter(found.is_null()))
-        )
-        if not num_found:
-            raise errors.UserError(
-                f"{text}. Its first group should be the patient, as in (patient[0-9]+)/ for a "
-                "folder for each patient; a table of --labels can name the patients, too"
-            )
-        yield text
 
 
 def with_classes(images: Images, options: ListingOptions) -> Images:
@@ -110,12 +89,11 @@ def with_classes(images: Images, options: ListingOptions) -> Images:
         raise errors.UserError(
             f"--classes or --grades names {absent}, but the classes are {present}"
         )
-    images = images.noted(*_notes_on_names(counts, chosen), is_private=False)
     if chosen:
         is_chosen = pc.is_in(images.table["label"].cast(pa.string()), pa.array(chosen))
         num_others = images.table.num_rows - pc.sum(is_chosen).as_py()
-        found = Ledger(ignored={"class_not_chosen": num_others})
-        images = images.then(images.table.filter(is_chosen), found)
+        ignored = collections.Counter(class_not_chosen=num_others)
+        images = images.then(images.table.filter(is_chosen), Ledger(ignored=ignored))
     if options.label_kind == CLASSES and not chosen:
         _require_classes(images.table, counts, has_layout=bool(options.layout))
     names = chosen or (options.label_columns and images.label_names)
@@ -125,19 +103,6 @@ def with_classes(images: Images, options: ListingOptions) -> Images:
     return images.then(
         label_names=tuple(names), layout=tuple(_layout_of(images, options))
     ).checked()
-
-
-def _notes_on_names(counts: Mapping[str, int], chosen: tuple[str, ...]) -> Iterator[str]:
-    """Yields a note on names of classes that may be one, with the flag that joins them."""
-    used = chosen or counts.keys()
-    for same in look_alike(counts):
-        best = max(same, key=lambda name: (name in used, name == written(name), counts[name]))
-        if best in used:
-            flag = rename_flag({name: best for name in same if name != best})
-            yield (
-                f"the labels {' and '.join(map(ascii, same))} differ only in case, spaces, hyphens "
-                f"or invisible characters; if they are one, join them with {flag}"
-            )
 
 
 def _require_classes(refs: pa.Table, counts: Mapping[str, int], *, has_layout: bool) -> None:
@@ -171,7 +136,7 @@ def _layout_of(images: Images, options: ListingOptions) -> Iterator[tuple[str, s
     """Yields a row for each level of folders, and for what is in names: its role, and its names."""
     if options.labels or options.rows:
         return
-    columns = {role: f"{OTHER}site" if role == "site" else role for role, _ in images.layout}
+    columns = {role: role for role, _ in images.layout}
     if options.label_regex:
         columns["class in names"] = "class"
     if "patient" not in columns and images.table["patient"].null_count < images.table.num_rows:

@@ -7,7 +7,7 @@ import itertools
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,7 +33,7 @@ _SYSTEM_FOLDERS = frozenset(
 # image, as DICOM files have any.
 _TEXT_ENDINGS = frozenset(
     {"txt", "xml", "json", "csv", "tsv", "md", "htm", "html", "pdf", "yaml", "yml", "ini", "log",
-     "xls", "xlsx", "doc", "docx", "py", "ipynb"}
+     "xls", "xlsx", "parquet", "doc", "docx", "py", "ipynb"}
 )  # fmt: skip
 
 # What is kept of a file, in 40 bytes instead of the 400 of Python objects.
@@ -98,11 +98,7 @@ def read_files(members: Iterable[Member], options: ListingOptions) -> Images:
     table = pa.Table.from_batches(batches, _FILE_SCHEMA).combine_chunks()
     if table["spelled"].null_count == len(table):
         table = table.drop_columns("spelled")
-    images = Images(table=table, ledger=ledger + Ledger.of_others(others))
-    if excluded or not options.exclude_regex:
-        return images
-    text = f"--exclude_regex {options.exclude_regex!r} leaves out no file"
-    return images.noted(text, is_private=False, is_stored=False)
+    return Images(table=table, ledger=ledger + Ledger.of_others(others))
 
 
 def _ignored_reason(name: str) -> str | None:
@@ -152,7 +148,7 @@ def ending_of(name: str) -> str | None:
 
 
 def without_label(
-    names: Iterable[str], why: Callable[[str], str], endings: Collection[str | None] = ()
+    names: Iterable[str], detail: str, endings: Collection[str | None] = ()
 ) -> Ledger:
     """Rejects files without a label that look like images; the others are not data.
 
@@ -161,7 +157,7 @@ def without_label(
     rejects, others = list[RejectedFile](), list[str]()
     for name in names:
         if name.lower().endswith(IMAGE_SUFFIXES) or ending_of(name) in endings:
-            rejects.append(RejectedFile(name, "no_label", why(name)))
+            rejects.append(RejectedFile(name, "no_label", detail))
         else:
             others.append(name)
     return Ledger(rejects=tuple(rejects)) + Ledger.of_others(others)

@@ -5,11 +5,11 @@ Below the folders that all images share, the levels of folders are `CLASS/image`
 validation, test or testing in any case, and no CLASS is. All else is refused, with the names of
 each level. `--layout` then says what the levels are.
 
->>> read(["oct/Train/CNV", "oct/Train/DME", "oct/val/CNV"])
-Tree(roots=('oct',), roles=('split', 'class'))
->>> read(["scans/CNV", "scans/DME"])
-Tree(roots=('scans',), roles=('class',))
->>> read(["CNV/patient1", "DME/patient2"]) is None
+>>> tree_of(["oct/Train/CNV", "oct/Train/DME", "oct/val/CNV"])
+Tree(roots=('oct',), roles=('split', 'class'), is_exact=True)
+>>> tree_of(["scans/CNV", "scans/DME"])
+Tree(roots=('scans',), roles=('class',), is_exact=True)
+>>> tree_of(["CNV/patient1", "DME/patient2"]) is None
 True
 """
 
@@ -30,7 +30,7 @@ from pipelines import errors
 from pipelines.listing.files import common_folders, has_suffix, without_label
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.refs import OTHER, RejectedFile, counts_of, iterate_refs, make_refs
+from pipelines.listing.refs import RejectedFile, counts_of, iterate_refs, make_refs
 from pipelines.sources.source import Member
 from tfrecord_io.decoding.preprocess import IMAGE_SUFFIXES
 from tfrecord_io.decoding.rejects import what_is
@@ -50,25 +50,13 @@ _SHOWN = 4
 class Tree(NamedTuple):
     """How the folders are read: the role of each level below a root, see `options.ROLES`.
 
-    There are several roots if an archive holds its tree twice.
+    There are several roots if an archive holds its tree twice. An exact tree has no file at another
+    depth than its roles.
     """
 
     roots: tuple[str, ...]
     roles: tuple[str, ...]
-
-
-class Place(NamedTuple):
-    """What a folder says of its files; None for what it does not say.
-
-    `below` are the folders below the root, with a `/` behind each.
-    """
-
-    root: str
-    below: str
-    split: str = "train"
-    label: str | None = None
-    patient: str | None = None
-    site: str | None = None
+    is_exact: bool = False
 
 
 def place_by_folders(files: Images, options: ListingOptions) -> Images:
@@ -85,67 +73,52 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
     folders, codes = encoded.dictionary.to_pylist(), encoded.indices
     is_image = _are_images(names)
     if not pc.any(is_image).as_py():
-        unread = (files.ledger + without_label(names.to_pylist(), str)).unread
+        notes = (files.ledger + Ledger.of_others(names.to_pylist())).notes
         raise errors.UserError(
             f"found no image in {counted(files.ledger.num_files, 'file')}; check --input: it "
-            "should hold folders like train/CNV/, or CNV/" + "".join(f". {text}" for text in unread)
+            "should hold folders like train/CNV/, or CNV/" + "".join(f". {note}" for note in notes)
         )
     if not options.include_regex:
-        _require_no_masks(names, is_image, options)
-    counts = {folders[code]: count for code, count in counts_of(codes.filter(is_image)).items()}
-    tree = _tree(counts, options)
-    places = [_place(folder, tree, exact=not (options.layout or options.label_regex))
-              for folder in folders]  # fmt: skip
+        _require_no_masks(names.filter(is_image), options)
+    tree = _tree(
+        {folders[code]: count for code, count in counts_of(codes.filter(is_image)).items()}, options
+    )
+    places = [_place(folder, tree) for folder in folders]
 
     def column(name: str) -> pa.Array:
-        texts = (getattr(place, name, None) for place in places)
+        texts = (place and place.get(name) for place in places)
         return pa.array(texts, pa.string()).dictionary_encode().take(codes)
 
     columns = {name: column(name) for name in ("root", "split", "label", "patient")}
     columns["patient"] = columns["patient"].cast(pa.large_string())
-    if "site" in tree.roles:
-        columns[f"{OTHER}site"] = column("site").cast(pa.string())
-    is_kept = pc.is_valid(columns["root" if options.label_regex else "label"])
-    found = without_label(
-        names.filter(pc.invert(is_kept)).to_pylist(),
-        lambda _: f"is not in the folders of --layout {'/'.join(tree.roles)}",
-    )
     below = column("below").cast(pa.large_string())
     file_names = pc.replace_substring_regex(names, "(?s)^.*/", "")
     columns["path"] = pc.binary_join_element_wise(below, file_names, pa.scalar("", below.type))
+    is_kept = pc.is_valid(columns["root"])
     refs = make_refs(files.table, columns).filter(is_kept)
-    leader = _first_tree(refs, tree.roots)
-    is_copy = pc.not_equal(refs["root"].cast(pa.string()), leader).cast(pa.int8())
-    keys = {"path": refs["path"], "is_copy": is_copy}
-    keys |= {"root": refs["root"].cast(pa.string()), "offset": refs["offset"]}
-    order = pc.sort_indices(pa.table(keys), [(key, "ascending") for key in keys])
+    roots = refs["root"].cast(pa.string())
+    ranks = pc.index_in(roots, pa.array(_ranked_roots(refs["path"], roots), pa.string()))
+    keys = pa.table({"path": refs["path"], "rank": ranks, "offset": refs["offset"]})
+    roles = "/".join(tree.roles)
     return files.then(
-        refs.take(order),
-        found,
+        refs.take(pc.sort_indices(keys, [(key, "ascending") for key in keys.column_names])),
+        without_label(
+            names.filter(pc.invert(is_kept)).to_pylist(), f"is not in the folders of {roles}"
+        ),
         layout=tuple((role, "") for role in tree.roles),
-        identity={**files.identity, "layout": "/".join(tree.roles)},
+        identity={**files.identity, "layout": roles},
     )
 
 
-def read(folders: Collection[str]) -> Tree | None:
-    """Returns how the folders of images are read by the rule; None if they do not fit it."""
-    if "" in folders:
-        return None
-    parts = [folder.split("/") for folder in folders]
-    classes = {levels[-1] for levels in parts}
-    if len(classes) < 2 or any(_is_split(name) for name in classes):
-        return None
-    if all(len(levels) > 1 and _is_split(levels[-2]) for levels in parts):
-        roots = {"/".join(levels[:-2]) for levels in parts}
-        return Tree(tuple(sorted(roots)), ("split", "class"))
-    shared = common_folders(folders)
-    if all(len(levels) == len(shared) + 1 for levels in parts):
-        return Tree(("/".join(shared),), ("class",))
-    return None
+def _are_images(names: pa.Array) -> pa.Array:
+    """Returns which files look like images by their names.
 
-
-def _is_split(name: str) -> bool:
-    return name.lower() in SPLITS
+    If most do not, all of an unknown kind count as images, because files of DICOM have any name.
+    """
+    is_image = has_suffix(names, IMAGE_SUFFIXES)
+    if 2 * (pc.sum(is_image).as_py() or 0) >= len(names):
+        return is_image
+    return pa.array([what_is(name) is None for name in names.to_pylist()], pa.bool_())
 
 
 def _tree(counts: Mapping[str, int], options: ListingOptions) -> Tree:
@@ -154,39 +127,66 @@ def _tree(counts: Mapping[str, int], options: ListingOptions) -> Tree:
     With `--label_regex` alone, only a first level of splits means something.
     """
     shared, layout = common_folders(counts), options.layout
-    depths = [len(folder.split("/")) if folder else 0 for folder in counts]
     if layout:
-        if len(layout) > max(depths):
+        deepest = max(len(folder.split("/")) if folder else 0 for folder in counts)
+        if len(layout) > deepest:
             raise errors.UserError(
                 f"--layout {'/'.join(layout)} has {len(layout)} levels of folders, but no image is "
-                f"in more than {max(depths)}, such as {printable(max(counts))!r}"
+                f"in more than {deepest}, such as {printable(max(counts))!r}"
             )
         # Shared folders are levels too, if there are not enough below them.
-        depth = min(len(shared), max(depths) - len(layout))
+        depth = min(len(shared), deepest - len(layout))
         return Tree(("/".join(shared[:depth]),), layout)
     if options.label_regex:
         while shared and _is_split(shared[-1]):
             shared.pop()
         firsts = {(folder.split("/")[len(shared) :] or [""])[0] for folder in counts}
         return Tree(("/".join(shared),), ("split",) if all(map(_is_split, firsts)) else ())
-    if tree := read(counts):
+    if tree := tree_of(counts):
         return tree
     raise errors.UserError(_refusal(counts, shared))
 
 
-def _place(folder: str, tree: Tree, *, exact: bool) -> Place | None:
-    """Returns what a folder says; None outside the tree, or if `exact` and of another depth."""
+def tree_of(folders: Collection[str]) -> Tree | None:
+    """Returns how the folders of images are read by the rule; None if they do not fit it."""
+    parts = [folder.split("/") for folder in folders]
+    classes = {levels[-1] for levels in parts}
+    if "" in classes or len(classes) < 2 or any(map(_is_split, classes)):
+        return None
+    if all(len(levels) > 1 and _is_split(levels[-2]) for levels in parts):
+        roots = {"/".join(levels[:-2]) for levels in parts}
+        return Tree(tuple(sorted(roots)), ("split", "class"), is_exact=True)
+    shared = common_folders(folders)
+    if all(len(levels) == len(shared) + 1 for levels in parts):
+        return Tree(("/".join(shared),), ("class",), is_exact=True)
+    return None
+
+
+def _is_split(name: str) -> bool:
+    return name.lower() in SPLITS
+
+
+def _place(folder: str, tree: Tree) -> dict[str, str | None] | None:
+    """Returns what a folder says of its files, by column; None if they are not in the tree.
+
+    `below` are the folders below the root, with a `/` behind each.
+    """
     inside = [root for root in tree.roots if not root or f"{folder}/".startswith(f"{root}/")]
     if not inside:
         return None
     root = max(inside, key=len)
     names = [name for name in folder[len(root) :].split("/") if name]
-    if exact and len(names) != len(tree.roles):
-        return None
     parts = dict(zip(tree.roles, names, strict=False))
-    split = _split_of(parts["split"]) if "split" in parts else "train"
-    below = "".join(f"{name}/" for name in names)
-    return Place(root, below, split, parts.get("class"), parts.get("patient"), parts.get("site"))
+    is_above = "class" in tree.roles and "class" not in parts
+    if is_above or (tree.is_exact and len(names) > len(tree.roles)):
+        return None
+    return {
+        "root": root,
+        "below": "".join(f"{name}/" for name in names),
+        "split": _split_of(parts["split"]) if "split" in parts else "train",
+        "label": parts.get("class"),
+        "patient": parts.get("patient"),
+    }
 
 
 def _split_of(name: str) -> str:
@@ -205,98 +205,8 @@ def _split_of(name: str) -> str:
     return split
 
 
-def _refusal(counts: Mapping[str, int], shared: Sequence[str]) -> str:
-    """Returns why folders do not fit the rule: their levels, and the `--layout` of each reading."""
-    below = {folder: tuple(folder.split("/")[len(shared) :]) if folder else () for folder in counts}
-    depths = collections.Counter[int]()
-    for folder, names in below.items():
-        depths[len(names)] += counts[folder]
-    depth = max(depths, key=lambda depth: (depths[depth], depth))
-    levels = [collections.Counter[str]() for _ in range(depth)]
-    for folder, names in below.items():
-        for level, name in zip(levels, names, strict=False):
-            level[name] += counts[folder]
-    start = f"below {printable('/'.join(shared))!r}" if shared else "in the input"
-    lines = [
-        f"the folders {start} are not CLASS/image or SPLIT/CLASS/image with two classes or more, "
-        f"but {depth or 'no'} level{'s'[depth == 1 :]}, as in {printable(min(counts) or '.')}/",
-        *(
-            f"  level {number}, {counted(len(level), 'name')}: {listed(sorted(level), _SHOWN)}"
-            for number, level in enumerate(levels, start=1)
-        ),
-        *_layouts(levels, shared),
-    ]
-    for other in sorted(depths.keys() - {depth}):
-        start = "".join(f"{re.escape(name)}/" for name in shared)
-        pattern = shlex.quote(f"^{start}{'[^/]*/' * other}[^/]*$")
-        lines.append(
-            f"  {counted(depths[other], 'image')} in {counted(other, 'level')}: leave out with "
-            f"--exclude_regex {pattern}"
-        )
-    lines.append("or find the class in names with --label_regex, or give a table with --labels")
-    return "\n".join(lines)
-
-
-def _layouts(levels: Sequence[Collection[str]], shared: Sequence[str]) -> Iterator[str]:
-    """Yields a line for each level that can be the class, with the `--layout` to copy."""
-    has_split = bool(levels) and all(re.search(SPLIT_NAME, name.lower()) for name in levels[0])
-    base = ["split" if has_split and place == 0 else "*" for place in range(len(levels))]
-    could_be = range(int(has_split), len(levels))
-    if not could_be and shared and not _is_split(shared[-1]):
-        yield f"  {printable(shared[-1])!r} is the class: --layout {'/'.join(['class', *base])}"
-    for place in could_be:
-        named = [*base[:place], "class", *base[place + 1 :]]
-        others = [other for other in could_be if other != place]
-        some = [named]
-        if others:
-            patient = max(others, key=lambda other: len(levels[other]))
-            some.insert(0, [*named[:patient], "patient", *named[patient + 1 :]])
-        flags = (f"--layout {shlex.quote('/'.join(roles).rstrip('/*'))}" for roles in some)
-        yield f"  level {place + 1} is the class: {', or '.join(flags)}"
-
-
-def _are_images(names: pa.Array) -> pa.Array:
-    """Returns which files look like images by their names.
-
-    If most do not, all of an unknown kind count as images, because files of DICOM have any name.
-    """
-    is_image = has_suffix(names, IMAGE_SUFFIXES)
-    if 2 * (pc.sum(is_image).as_py() or 0) >= len(names):
-        return is_image
-    return pa.array([what_is(name) is None for name in names.to_pylist()], pa.bool_())
-
-
-def _require_no_masks(names: pa.Array, is_image: pa.Array, options: ListingOptions) -> None:
-    """Refuses pictures of which some have a word of `MASK` in their path, and others none.
-
-    Raises:
-        errors.UserError: with the flag that leaves them out, and what else does not fit then.
-    """
-    images = names.filter(is_image)
-    is_mask = pc.match_substring_regex(images, MASK)
-    num_masks = pc.sum(is_mask).as_py()
-    if not 0 < num_masks < len(images):
-        return
-    masks = images.filter(is_mask).to_pylist()
-    words = sorted({re.search(MASK, name)[1].lower() for name in masks})  # type: ignore[index]
-    pattern = rf"(?i)(^|[^a-z])({'|'.join(map(re.escape, words))})([^a-z]|$)"
-    text = (
-        f"{counted(num_masks, 'file')}, such as {printable(masks[0])}, may be masks, labels or the "
-        f"like of others; leave them out with --exclude_regex {shlex.quote(pattern)}, or say with "
-        "--include_regex . that all are images of a class"
-    )
-    rest = collections.Counter(
-        map(posixpath.dirname, images.filter(pc.invert(is_mask)).to_pylist())
-    )
-    try:
-        _tree(rest, options)
-    except errors.UserError as error:
-        text = f"{text}. Of the others, {error}"
-    raise errors.UserError(text)
-
-
-def _first_tree(refs: pa.Table, roots: Sequence[str]) -> str:
-    """Returns the root with most images; all others must be copies of its tree.
+def _ranked_roots(paths: pa.ChunkedArray, roots: pa.ChunkedArray) -> list[str]:
+    """Returns the roots of files, that with most images first; all others must repeat its tree.
 
     Kaggle's archive of the Kermany data holds its whole tree twice, and a copy may be incomplete.
     So a tree is a copy if half of its paths, or more, are in the first one.
@@ -304,22 +214,22 @@ def _first_tree(refs: pa.Table, roots: Sequence[str]) -> str:
     Raises:
         errors.UserError: if one is no copy.
     """
-    if len(roots) == 1:
-        return roots[0]
-    of_file = refs["root"].cast(pa.string())
-    sizes = counts_of(of_file)
-    first, *others = sorted(sizes, key=lambda root: (-sizes[root], len(root), root))
-    paths = refs["path"].filter(pc.equal(of_file, first)).combine_chunks()
-    shared = counts_of(of_file.filter(pc.is_in(refs["path"], paths)))
+    sizes = counts_of(roots)
+    ranked = sorted(sizes, key=lambda root: (-sizes[root], len(root), root))
+    if len(ranked) == 1:
+        return ranked
+    first, *others = ranked
+    of_first = paths.filter(pc.equal(roots, first)).combine_chunks()
+    shared = counts_of(roots.filter(pc.is_in(paths, of_first)))
     if apart := [root for root in others if 2 * shared.get(root, 0) < sizes[root]]:
-        names = "|".join(re.escape(root) for root in apart if root)
+        pattern = f"^({'|'.join(re.escape(root) for root in apart if root)})/"
         raise errors.UserError(
-            f"{len(roots)} folders hold splits of different images: "
+            f"{len(ranked)} folders hold splits of different images: "
             f"{listed(list(map(repr, [first, *apart])), _SHOWN)}. Give one as --input, or leave "
-            f"the others out, as with --exclude_regex {shlex.quote(f'^({names})/')}; or say what "
-            "all folders are, as with --layout '*/split/class'"
+            f"the others out, as with --exclude_regex {shlex.quote(pattern)}; or say what all "
+            "folders are, as with --layout '*/split/class'"
         )
-    return first
+    return ranked
 
 
 def without_second_trees(images: Images, same_content: Callable[[Member, Member], bool]) -> Images:
@@ -344,3 +254,78 @@ def without_second_trees(images: Images, same_content: Callable[[Member, Member]
             rejects.append(RejectedFile(ref.source_path, "path_conflict", detail))
     kept = refs.filter(pa.array(is_first))
     return images.then(kept.combine_chunks(), Ledger(copies=copies, rejects=tuple(rejects)))
+
+
+def _refusal(counts: Mapping[str, int], shared: Sequence[str]) -> str:
+    """Returns why folders do not fit the rule: their levels, and the `--layout` of each reading."""
+    below = {folder: folder.split("/")[len(shared) :] if folder else [] for folder in counts}
+    depths = collections.Counter[int]()
+    for folder, names in below.items():
+        depths[len(names)] += counts[folder]
+    depth = max(depths, key=lambda depth: (depths[depth], depth))
+    levels = [{names[k] for names in below.values() if len(names) > k} for k in range(depth)]
+    start = f"below {printable('/'.join(shared))!r}" if shared else "in the input"
+    lines = [
+        f"the folders {start} are not CLASS/image or SPLIT/CLASS/image with two classes or more, "
+        f"but {depth or 'no'} level{'s'[depth == 1 :]}, as in {printable(min(counts) or '.')}/",
+        *(
+            f"  level {number}, {counted(len(level), 'name')}: {listed(sorted(level), _SHOWN)}"
+            for number, level in enumerate(levels, start=1)
+        ),
+        *_layouts(levels, shared),
+    ]
+    for other in sorted(depths.keys() - {depth}):
+        start = "".join(f"{re.escape(name)}/" for name in shared)
+        pattern = shlex.quote(f"^{start}{'[^/]*/' * other}[^/]*$")
+        lines.append(
+            f"  {counted(depths[other], 'image')} in {counted(other, 'level')}: leave out with "
+            f"--exclude_regex {pattern}"
+        )
+    lines.append("or find the class in names with --label_regex, or give a table with --labels")
+    return "\n".join(lines)
+
+
+def _layouts(levels: Sequence[Collection[str]], shared: Sequence[str]) -> Iterator[str]:
+    """Yields a line for each level that can be the class, with the `--layout` to copy."""
+    has_split = bool(levels) and all(re.search(SPLIT_NAME, name.lower()) for name in levels[0])
+    base = ["*"] * len(levels)
+    base[:has_split] = ["split"] * has_split
+    could_be = range(int(has_split), len(levels))
+    if not could_be and shared and not _is_split(shared[-1]):
+        yield f"  {printable(shared[-1])!r} is the class: --layout {'/'.join(['class', *base])}"
+    for place in could_be:
+        readings = [{place: "class"}]
+        if others := [other for other in could_be if other != place]:
+            patient = max(others, key=lambda other: len(levels[other]))
+            readings.insert(0, {place: "class", patient: "patient"})
+        flags = (
+            "/".join(reading.get(level, role) for level, role in enumerate(base)).rstrip("/*")
+            for reading in readings
+        )
+        shown = ", or ".join(f"--layout {shlex.quote(layout)}" for layout in flags)
+        yield f"  level {place + 1} is the class: {shown}"
+
+
+def _require_no_masks(images: pa.Array, options: ListingOptions) -> None:
+    """Refuses pictures of which some have a word of `MASK` in their path, and others none.
+
+    Raises:
+        errors.UserError: with the flag that leaves them out, and what else does not fit then.
+    """
+    is_mask = pc.match_substring_regex(images, MASK)
+    masks = images.filter(is_mask).to_pylist()
+    if not 0 < len(masks) < len(images):
+        return
+    words = sorted({re.search(MASK, name)[1].lower() for name in masks})  # type: ignore[index]
+    pattern = rf"(?i)(^|[^a-z])({'|'.join(map(re.escape, words))})([^a-z]|$)"
+    text = (
+        f"{counted(len(masks), 'file')}, such as {printable(masks[0])}, may be masks, labels or "
+        f"the like of others; leave them out with --exclude_regex {shlex.quote(pattern)}, or say "
+        "with --include_regex . that all are images of a class"
+    )
+    others = images.filter(pc.invert(is_mask)).to_pylist()
+    try:
+        _tree(collections.Counter(map(posixpath.dirname, others)), options)
+    except errors.UserError as error:
+        text = f"{text}. Of the others, {error}"
+    raise errors.UserError(text)

@@ -63,7 +63,7 @@ def with_frames(
     rows = np.flatnonzero(~has_suffix(refs["path"], SINGLE_SUFFIXES).to_numpy())
     read = _read_all(refs.take(rows), source) if len(rows) else []
     if not any(picture.file_format for picture in read) and not modalities:
-        return images.noted(*_note_on_modalities(refs))
+        return images
     pictures = [ONE_PICTURE] * num_files
     for row, some in zip(rows.tolist(), read, strict=True):
         pictures[row] = some
@@ -74,10 +74,11 @@ def with_frames(
         of_table = refs[_MODALITY].to_pylist() if _MODALITY in refs.column_names else None
         found = of_table or [header.modality for _, header in frames]
         if not {*modalities} <= {*found}:
+            counts = collections.Counter(printable(name or "none named") for name in found)
+            shown = ", ".join(f"{name} {count:,}" for name, count in counts.most_common())
             raise errors.UserError(
                 f"--modality {','.join(sorted(modalities))}: the modalities of the input are "
-                f"{_counts(collections.Counter(found))}; DICOM files name them, or a column "
-                "modality of --labels"
+                f"{shown}; DICOM files name them, or a column modality of --labels"
             )
         kept = [place for place, name in enumerate(found) if name in modalities]
         ignored["other_modality"] = len(frames) - len(kept)
@@ -99,10 +100,9 @@ def with_frames(
     if num_annotated := sum(header.is_annotated for header in headers):
         images = images.noted(
             f"{num_annotated:,} images are of DICOM files that say BurnedInAnnotation YES: text in "
-            "the pixels may name a patient or give a class away",
-            is_private=False,
+            "the pixels may name a patient or give a class away"
         )
-    return images.noted(*_note_on_modalities(refs))
+    return images
 
 
 def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:
@@ -144,24 +144,3 @@ def _read(reader: Reader, refs: Iterable[ImageRef]) -> Iterator[Pictures]:
 
     num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
     return map_ahead(read, refs, 2 * num_threads, num_threads=num_threads)
-
-
-def _note_on_modalities(refs: pa.Table) -> Iterator[str]:
-    """Yields a note with their counts, if there are several. A modality may name a person."""
-    names = refs[_MODALITY].to_pylist() if _MODALITY in refs.column_names else []
-    counts = collections.Counter[str | None](names)
-    if len(counts) > 1:
-        pairs = refs.select(["label", _MODALITY]).group_by(["label", _MODALITY]).aggregate([])
-        mixed = sum(count > 1 for count in collections.Counter(pairs["label"].to_pylist()).values())
-        first = next(name for name, _ in counts.most_common() if name)
-        yield (
-            f"the images have {len(counts)} modalities, {mixed} of the classes more than one: "
-            f"{_counts(counts)}; --modality {first} uses one alone"
-        )
-
-
-def _counts(counts: collections.Counter[str | None]) -> str:
-    return ", ".join(
-        f"{'none named' if name is None else printable(name)} {count:,}"
-        for name, count in counts.most_common()
-    )

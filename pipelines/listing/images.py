@@ -13,28 +13,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import pyarrow as pa
 
 from pipelines.listing.refs import BATCH_ROWS, REF_SCHEMA, RejectedFile
 from tfrecord_io.decoding.rejects import MAX_DETAIL_LENGTH, what_is
 from tfrecord_io.terminal.printing import counted, printable
-
-
-class Note(NamedTuple):
-    """A sentence that the user should know.
-
-    Attributes:
-        text: the sentence.
-        is_private: whether it names files, folders or columns of the input.
-        is_stored: whether the dataset keeps it, or only the terminal shows it.
-    """
-
-    text: str
-    is_private: bool = False
-    is_stored: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,48 +31,34 @@ class Ledger:
         num_files: number of files seen; each frame of a file with several counts as a file.
         rejects: files that should be images of a class but cannot be used.
         ignored: number of files that are not data, by reason.
-        others: the names of those of a known kind, by what they are and what to do with them.
         excluded: number of images and other files that the user left out.
         copies: number of files in a second tree that repeat a listed one.
-        notes: what the user should know.
+        notes: sentences that the user should know; they may name files of the input.
     """
 
     num_files: int = 0
     rejects: tuple[RejectedFile, ...] = ()
-    ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    others: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    ignored: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     excluded: int = 0
     copies: int = 0
-    notes: tuple[Note, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __add__(self, more: Ledger) -> Ledger:
         names = (field.name for field in dataclasses.fields(self))
-        return Ledger(**{name: _sum(getattr(self, name), getattr(more, name)) for name in names})
+        return Ledger(**{name: getattr(self, name) + getattr(more, name) for name in names})
 
     @classmethod
-    def of_others(cls, names: Iterable[str]) -> Ledger:
-        """Returns the ledger of files that do not have the name of an image."""
-        others, count = collections.defaultdict[str, list[str]](list), 0
+    def of_others(cls, names: Collection[str]) -> Ledger:
+        """Returns the ledger of files without the name of an image; a note for each known kind."""
+        kinds = collections.defaultdict[str, list[str]](list)
         for name in names:
-            count += 1
             if kind := what_is(name):
-                others[kind].append(name)
-        found = {kind: tuple(alike) for kind, alike in others.items()}
-        return cls(ignored={"no_image_name": count}, others=found)
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        """What the files are that are not images, one sentence each."""
-        return tuple(
-            f"not read: {counted(len(names), 'file')} such as {printable(min(names))}: {kind}"
-            for kind, names in sorted(self.others.items())
+                kinds[kind].append(name)
+        notes = tuple(
+            f"not read: {counted(len(alike), 'file')} such as {printable(min(alike))}: {kind}"
+            for kind, alike in sorted(kinds.items())
         )
-
-
-def _sum(one: Any, more: Any) -> Any:
-    if not isinstance(one, Mapping):
-        return one + more
-    return one | {key: one[key] + value if key in one else value for key, value in more.items()}
+        return cls(ignored=collections.Counter(no_image_name=len(names)), notes=notes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,9 +98,8 @@ class Images:
         table = self.table if table is None else table
         return dataclasses.replace(self, table=table, ledger=ledger, **facts)
 
-    def noted(self, *texts: str, is_private: bool = True, is_stored: bool = True) -> Images:
-        """Returns the images with more notes, see `Note`."""
-        notes = tuple(Note(text, is_private, is_stored) for text in texts)
+    def noted(self, *notes: str) -> Images:
+        """Returns the images with more notes."""
         return self.then(found=Ledger(notes=notes))
 
     def with_column(self, name: str, column: pa.Array | pa.ChunkedArray) -> Images:
@@ -165,10 +136,10 @@ class Images:
             )
             for file in self.ledger.rejects
         )
-        ignored = {reason: count for reason, count in sorted(self.ledger.ignored.items()) if count}
+        ignored = collections.Counter(dict(sorted((+self.ledger.ignored).items())))
         ledger = dataclasses.replace(self.ledger, rejects=tuple(rejects), ignored=ignored)
         parts = self.table.num_rows + len(rejects) + ledger.excluded + ledger.copies
-        parts += sum(ignored.values())
+        parts += ignored.total()
         if parts != ledger.num_files:
             raise RuntimeError(
                 f"the listing saw {ledger.num_files} files, but {parts} are accounted for; this is "

@@ -45,8 +45,7 @@ def list_images(
     if options.label_regex:
         images = with_labels_in_names(images, options.label_regex)
     images = without_second_trees(images, source.same_content)
-    names_patients = labels is not None and "patient" in labels.rows.column_names
-    keep_patients = names_patients or "patient" in options.layout
+    in_table = labels is not None and "patient" in labels.rows.column_names
+    keep_patients = in_table or "patient" in options.layout
     images = with_frames(images, source, options.modality, keep_patients=keep_patients)
-    images = with_patients(images, options, in_table=names_patients)
-    return images.noted(*images.ledger.unread)
+    return with_patients(images, options, keep=keep_patients)

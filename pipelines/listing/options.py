@@ -19,7 +19,7 @@ from tfrecord_io.terminal.spelling import compiled, in_one_form
 DEFAULT_PATIENT_REGEX = r"^[A-Za-z]+-(\d+)-\d+\.[A-Za-z]+$"
 
 #: What a level of folders can be; `*` means nothing.
-ROLES = ("split", "class", "patient", "site", "*")
+ROLES = ("split", "class", "patient", "*")
 
 #: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
 OPTIONAL = ("patient", "split", SITE)
@@ -57,11 +57,10 @@ class ListingOptions:
 
     layout: tuple[str, ...] = flag(
         (),
-        "what each level of folders is, from where those of images part: split, class, patient, "
-        "site or * for nothing (default: class, or split/class)",
+        "what each level of folders is, from where those of images part: split, class, patient or "
+        "* for nothing (default: class, or split/class)",
         parse=_layout,
-        expected="split, class, patient, site and * with / between them, such as "
-        "split/class/patient",
+        expected="split, class, patient and * with / between them, such as split/class/patient",
         metavar="A/B/...",
     )
     include_regex: str | None = flag(

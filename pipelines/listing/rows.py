@@ -81,7 +81,7 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
     without = known["name"].filter(pc.invert(has_label)).to_pylist()
     ledger, people = Ledger(), dict[str, str]()
     if options.label_columns:
-        ledger += Ledger(ignored={"unknown_label": len(without)})
+        ledger += Ledger(ignored=collections.Counter(unknown_label=len(without)))
     else:
         detail = f"its row in {labels.name} has no label"
         ledger += Ledger(rejects=tuple(RejectedFile(n, "no_label", detail) for n in without))
@@ -92,7 +92,7 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
     # DICOM export have none.
     endings = {ending_of(names[place]) for place in places}
     rest = (name for place, name in enumerate(names) if place not in row_of_file)
-    ledger += without_label(rest, lambda _: f"{labels.name} has no row for it", endings)
+    ledger += without_label(rest, f"{labels.name} has no row for it", endings)
     known, rows = known.filter(has_label), rows.filter(has_label)
     if not rows.num_rows:
         raise errors.UserError(
@@ -108,24 +108,18 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
     }
     refs = make_refs(known, columns).sort_by([("path", "ascending"), ("offset", "ascending")])
     images = files.then(refs, ledger, label_names=labels.label_names, reject_patients=people)
-    return images.noted(*_notes(labels, lost, paths, num_repeated))
-
-
-def _notes(
-    labels: LabelTable, lost: Sequence[int], paths: Sequence[str], repeated: int
-) -> list[str]:
     notes = [*labels.notes]
     if lost:
         notes.append(
             f"{counted(len(lost), 'row')} of the table of --labels have no file in the input, such "
             f"as row {lost[0] + 1:,} ({paths[lost[0]]!a})"
         )
-    if repeated:
+    if num_repeated:
         notes.append(
-            f"{repeated:,} rows of the table of --labels repeat the label of a file; what its "
+            f"{num_repeated:,} rows of the table of --labels repeat the label of a file; what its "
             "first row says in other columns is kept"
         )
-    return notes
+    return images.noted(*notes)
 
 
 def _refused(

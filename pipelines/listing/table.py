@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import itertools
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -258,36 +259,31 @@ def _labels(texts: Columns, options: ListingOptions) -> pa.ChunkedArray:
 
 
 def _labels_of_truths(columns: Columns, options: ListingOptions) -> pa.ChunkedArray:
-    flags, unknown = [], {}
+    """Returns the names of the columns that have a 1 in each row, as one text."""
+    is_true, is_unknown = dict[str, pa.ChunkedArray](), dict[str, pa.ChunkedArray]()
     for name, column in columns.items():
-        column = pc.utf8_lower(column)
-        is_true, is_false = (pc.is_in(column, pa.array(texts)) for texts in (_TRUE, _FALSE))
-        is_unknown = pc.or_(pc.is_null(column), pc.is_in(column, pa.array(_UNKNOWN)))
-        known = pc.or_(pc.or_(is_true, is_false), is_unknown)
-        if not pc.all(known).as_py():
-            row = known.to_pylist().index(False)
+        cells = pc.utf8_lower(pc.fill_null(column, _UNKNOWN[0]))
+        is_cell = pc.is_in(cells, pa.array(_TRUE + _FALSE + _UNKNOWN))
+        if not pc.all(is_cell).as_py():
+            row = is_cell.to_pylist().index(False)
             raise ValueError(
                 f"row {row + 1:,} has {column[row].as_py()!a} in the column {name}; expected 0 or 1"
             )
-        flags.append(is_true.to_pylist())
-        unknown[name] = is_unknown
-    counts = {name: pc.sum(some).as_py() for name, some in unknown.items()}
-    counts = {name: count for name, count in counts.items() if count}
-    if counts and not options.unknown_labels:
+        is_true[name] = pc.is_in(cells, pa.array(_TRUE))
+        is_unknown[name] = pc.is_in(cells, pa.array(_UNKNOWN))
+    counts = {name: pc.sum(cells).as_py() or 0 for name, cells in is_unknown.items()}
+    if any(counts.values()) and not options.unknown_labels:
+        shown = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
         raise ValueError(
-            "cells of --label_columns are blank or -1: "
-            + ", ".join(f"{name} {count:,}" for name, count in counts.items())
-            + ". Say with --unknown_labels what these are: negative, or drop to leave the images "
-            "out"
+            f"cells of --label_columns are blank or -1: {shown}. Say with --unknown_labels what "
+            "these are: negative, or drop to leave the images out"
         )
-    names = [*columns]
-    texts = [
-        SEPARATOR.join([name for name, flag in zip(names, row, strict=True) if flag]) or NONE
-        for row in zip(*flags, strict=True)
-    ]
+    rows = zip(*(cells.to_pylist() for cells in is_true.values()), strict=True)
+    texts = [SEPARATOR.join(itertools.compress(columns, row)) or NONE for row in rows]
     label = pa.chunked_array([texts], pa.string())
-    for is_unknown in unknown.values() if options.unknown_labels == "drop" else ():
-        label = pc.if_else(is_unknown, None, label)
+    if options.unknown_labels == "drop":
+        for cells in is_unknown.values():
+            label = pc.if_else(cells, None, label)
     return label
 
 

@@ -92,7 +92,7 @@ def with_counts(draft: Manifest, images: Images, planned: pa.Table, dropped: pa.
         **({"variants": num_copies} if num_copies else {}),
     }
     audit = {
-        "notes": [note.text for note in ledger.notes if note.is_stored],
+        "notes": list(ledger.notes),
         "layout": [list(level) for level in images.layout],
         "split_seed": images.split_seed,
     }

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA, iterate_refs
 from pipelines.planning.balance import best_seed, chosen_splits, describe
 from pipelines.sources.source import Member, Source, read_in_order
@@ -183,7 +183,7 @@ def assign_splits(
         )
     elif options.leaks == "fail":
         _require_no_leaks(refs)
-    found = Ledger(notes=tuple(map(Note, notes)))
+    found = Ledger(notes=tuple(notes))
     return images.then(refs, found, split_seed=seed), pa.concat_tables(dropped), notes
 
 

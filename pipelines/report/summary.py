@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable
 
 import pyarrow.compute as pc
 
-from pipelines.listing.images import Images, Note
+from pipelines.listing.images import Images
 from pipelines.listing.options import ROLES
 from pipelines.listing.refs import iterate_refs
 from tfrecord_io.auditing.findings import alarms
@@ -39,12 +38,7 @@ def print_listed(images: Images) -> None:
     ]
     parts = ", ".join(f"{count:,} {what}" for count, what in counts if count)
     say(f"{text} ({parts})" if parts else text, *layout_lines(images))
-    print_notes(ledger.notes)
-
-
-def print_notes(notes: Iterable[Note]) -> None:
-    """Prints what the user should know."""
-    say(*(f"warning: {note.text}" for note in notes))
+    say(*(f"warning: {note}" for note in ledger.notes))
 
 
 def layout_lines(images: Images) -> list[str]:

@@ -84,4 +84,4 @@ def reasons(listing):
 
 def notes_of(listing) -> str:
     """Returns the notes of a listing, a line each."""
-    return "\n".join(note.text for note in listing.ledger.notes)
+    return "\n".join(listing.ledger.notes)

@@ -1,20 +1,17 @@
-r"""The one form in which names are compared, and names that a reader would take for the same.
+r"""The one form in which names are compared.
 
 >>> one_form("Mu\u0308ller") == "M\u00fcller"
 True
->>> look_alike(["P-01", "p01", "P1_2", "P12", "P3"])
-[['P-01', 'p01']]
 """
 
 from __future__ import annotations
 
-import collections
 import csv
 import io
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tfrecord_io.terminal.printing import printable
@@ -72,19 +69,6 @@ def found_in(path: str, pattern: re.Pattern[str]) -> str | None:
     """
     match = pattern.search(path.rpartition("/")[2]) or pattern.search(path)
     return (match and match.group(1)) or None
-
-
-def look_alike(names: Iterable[str]) -> list[list[str]]:
-    """Returns the names that differ only in case, width, spaces, punctuation or invisible marks.
-
-    Between two digits, punctuation counts: 1-12 and 11-2 are two numbers.
-    """
-    alike = collections.defaultdict[str, list[str]](list)
-    for name in sorted(set(names)):
-        plain = unicodedata.normalize("NFKC", name).casefold()
-        shown = "".join("-" if unicodedata.category(char)[0] in "CPZ" else char for char in plain)
-        alike[re.sub(r"(?<!\d)-+|-+(?!\d)", "", shown)].append(name)
-    return [same for same in alike.values() if len(same) > 1]
 
 
 def rename_flag(names: Mapping[str, str]) -> str:

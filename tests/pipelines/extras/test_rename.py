@@ -1,8 +1,5 @@
 """`--rename_classes`: a build whose classes have other names, or are joined."""
 
-import re
-import shlex
-
 import pytest
 from builds import build_here, rows_of, run_build_here, write_csv
 from image_files import jpeg, write_tree
@@ -74,28 +71,6 @@ def test_labels_of_tables_are_joined_too(scans, tmp_path, rows, flags, names, la
     found, of_path = labels_in(build_here(scans, tmp_path / "out", *flags))
     assert found == names
     assert of_path == {path: labels[CLASSES.index(path.split("/")[0])] for path in SCANS}
-
-
-@pytest.mark.parametrize(
-    ("pair", "flags", "joined"),
-    [
-        (("Hyperkeratosis, old", "hyperkeratosis, old"), (), "hyperkeratosis, old"),
-        (("notumor", "no_tumor"), ("--classes=notumor,B",), "notumor"),
-        (("no tumor", "no\u200btumor "), (), "no tumor"),
-    ],
-)
-def test_who_takes_the_advice_on_two_spellings_has_one_class(tmp_path, capsys, pair, flags, joined):
-    names = [pair[0], *[pair[1]] * 10, "B"]
-    write_tree(tmp_path / "in", {f"{name}/{n}.png": jpeg(n) for n, name in enumerate(names)})
-    build_here(tmp_path / "in", tmp_path / "out", *flags)
-    (told,) = re.findall("if they are one, join them with (.*)", capsys.readouterr().err)
-    output = build_here(tmp_path / "in", tmp_path / "joined", *flags, "=".join(shlex.split(told)))
-    manifest = Manifest.load(output)
-    assert {*manifest.label_names} == {joined, "B"}
-    assert manifest.num_examples == len(names)
-    assert "if they are one" not in capsys.readouterr().err
-    assert told in "".join(Manifest.load(tmp_path / "out").audit["notes"])
-    assert "they are one" not in "".join(manifest.audit["notes"])
 
 
 @pytest.mark.parametrize(

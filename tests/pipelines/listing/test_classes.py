@@ -1,7 +1,7 @@
 """Which class and patient an image has by its name, and which classes are used."""
 
 import pytest
-from listed import drawn, list_files, notes_of, places, reasons
+from listed import drawn, list_files, places, reasons
 
 from pipelines import errors
 
@@ -45,10 +45,9 @@ def test_a_file_without_a_class_in_its_name_is_a_reject():
         list_files(drawn("{a,b}/{1..2}.png"), label_regex="([A-Z]+)_")
 
 
-def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():
+def test_a_pattern_that_finds_no_patient_is_refused():
     files = drawn("{CNV,DME}/scan{1..3}.png\nDME/p7_1.png")
-    assert notes_of(list_files(files)) == ""
-    assert "others are 'CNV/scan1.png'," in notes_of(list_files(files, patient_regex=r"^p(\d+)_"))
+    assert len(list_files(files, patient_regex=r"^p(\d+)_").table["patient"].drop_null()) == 1
     with pytest.raises(errors.UserError, match="--patient_regex"):
         list_files(files, patient_regex="eye([0-9])")
 
@@ -65,11 +64,3 @@ def test_a_split_without_a_class_of_train_is_refused_with_the_pattern_that_leave
     with pytest.raises(errors.UserError, match=r"--exclude_regex '\(\^\|/\)test/images/'"):
         list_files(files)
     assert len(list_files(files, exclude_regex="(^|/)test/images/").table) == 6
-
-
-def test_names_that_look_alike_are_noted():
-    (note,) = list_files(drawn("{cnv,CNV,DME}/1.png")).ledger.notes
-    assert ("--rename_classes" in note.text, note.is_private) == (True, False)
-    alike = drawn("{A,B}/{müller03,Müller-03}/1.png")
-    (note,) = list_files(alike, layout=("class", "patient")).ledger.notes
-    assert ("2 patients" in note.text, note.is_private) == (True, True)

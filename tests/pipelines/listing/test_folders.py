@@ -98,8 +98,6 @@ def test_a_refusal_shows_the_number_of_names_of_each_level_and_four_of_them():
 
 @pytest.mark.parametrize(("tree", "options", "wanted"), [
     ("{A,B}/{1..2}/x.png", {"layout": ("class", "patient")}, {"1", "2"}),
-    ("{bern,rome}/{A,B}/{1..2}/x.png", {"layout": ("site", "class", "patient")},
-     {"bern/1", "bern/2", "rome/1", "rome/2"}),
     ("{A,B}/p7{,/p9}/x_1.png", {"layout": ("class",), "patient_regex": r"p(\d+)[/_]"}, {"7"}),
     ("{A,B}/{x_p7,p8_x}.png", {"patient_regex": r"p(\d)"}, {"7", "8"}),
 ])  # fmt: skip
