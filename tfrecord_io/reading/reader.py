@@ -4,8 +4,8 @@ A batch is a gather of pixels in TensorFlow's threads, out of files that are map
 Records of a store are read ahead until this machine's disk holds them all.
 
 No thread of TensorFlow runs Python: one that is about to when the program ends waits for Python for
-ever, and the program for the thread. So an iterator sends a message when it starts, a thread of
-this module fills a queue with parts of a loop, and the iterator takes them from there.
+ever, and the program for the thread. So threads of this module fill a queue for each loop over a
+dataset with parts of it, and its iterator takes them from there.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ _raised: collections.deque[MessageError] = collections.deque(maxlen=1)
 
 # Largest number of threads that gather batches; more would only wait for memory.
 _MAX_GATHERS = 8
-
-# What an iterator says; the program says `_STOP` at its end.
-_BEGIN, _COUNT, _END, _STOP = range(4)
 
 # Time in which threads end with the program; they may be waiting for a store.
 _EXIT_SECONDS = 10.0
@@ -148,35 +145,60 @@ def make_dataset(
 @tf.autograph.experimental.do_not_convert
 def _dataset(batches: Batches) -> tf.data.Dataset:
     order, layout, with_keys = batches.order, batches.dataset.layout, batches.with_keys
+    has_one_size = order.num_steps in (None, order.num_full_steps)
+    shape = None, order.replica_batch_size if has_one_size else None
+    number = next(_numbers)
+    _datasets[number] = pickle.dumps(batches)
+    # The step at which the next loop begins: a variable that belongs to no strategy.
+    next_step = tf.raw_ops.VarHandleOp(
+        dtype=tf.int64, shape=(), shared_name=f"tfrecord_io_next_step_{number}"
+    )
+    tf.raw_ops.AssignVariableOp(resource=next_step, value=tf.constant(order.start_step, tf.int64))
 
-    def split(loop: tf.Tensor, blocks: tf.Tensor, *many: tf.Tensor) -> tf.data.Dataset:
-        every = tf.data.Dataset.from_tensors((loop, blocks)).repeat()
-        return tf.data.Dataset.zip((every, *map(tf.data.Dataset.from_tensor_slices, many)))
+    def take(queue: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        error, *part = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=_PART)
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(error, ""), [error])]):
+            return tuple(map(tf.identity, part))
+
+    def split(
+        facts: tf.Tensor, blocks: tf.Tensor, rows: tf.Tensor, weights: tf.Tensor
+    ) -> tf.data.Dataset:
+        blocks = tf.ensure_shape(blocks, (None, layout.block_length))
+        every = tf.data.Dataset.from_tensors((tf.ensure_shape(facts, 2), blocks)).repeat()
+        many = (tf.ensure_shape(rows, shape), tf.ensure_shape(weights, shape))
+        return tf.data.Dataset.zip((every, tf.data.Dataset.from_tensor_slices(many)))
 
     def gather(
-        part: tuple[tf.Tensor, tf.Tensor], rows: tf.Tensor, weights: tf.Tensor
+        part: tuple[tf.Tensor, tf.Tensor], batch: tuple[tf.Tensor, tf.Tensor]
     ) -> tuple[tf.Tensor, ...]:
-        loop, blocks = part
+        (facts, blocks), (rows, weights) = part, batch
         image, label, key = _gather(layout, blocks, rows)
         others = (weights,) if order.pad_remainder else ()
-        return loop, image, label, *others, *((key,) if with_keys else ())
-
-    def count(number: tf.Tensor, batch: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
-        loop, *features = batch
-        is_time = tf.equal(number, loop[2])
-        sent = tf.cond(is_time, lambda: _send(_COUNT, loop[0], loop[1]), lambda: tf.constant(0))
-        with tf.control_dependencies([sent]):
-            return tuple(map(tf.identity, features))
+        return facts, image, label, *others, *((key,) if with_keys else ())
 
     num_gathers = min(_MAX_GATHERS, os.cpu_count() or 1)
-    feed = _Feed(batches)
 
     def read(queue: tf.Tensor) -> tf.data.Dataset:
-        rows = feed.parts(queue).prefetch(1).flat_map(split)
-        return rows.map(gather, num_gathers, deterministic=True)
+        parts = tf.data.Dataset.counter().map(lambda _: take(queue))
+        parts = parts.take_while(lambda facts, *_: facts[0] > 0)
+        return parts.prefetch(1).flat_map(split).map(gather, num_gathers, deterministic=True)
+
+    def count(number: tf.Tensor, batch: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+        facts, *features = batch
+
+        def advance() -> tf.Tensor:
+            step = tf.raw_ops.ReadVariableOp(resource=next_step, dtype=tf.int64)
+            step = tf.maximum(tf.ensure_shape(step, ()), facts[1])
+            assign = tf.raw_ops.AssignVariableOp(resource=next_step, value=step)
+            with tf.control_dependencies([assign]):
+                return tf.identity(step)
+
+        is_time = tf.equal(number, facts[0])
+        with tf.control_dependencies([tf.cond(is_time, advance, lambda: facts[1])]):
+            return tuple(map(tf.identity, features))
 
     # Inside a function, TensorFlow's deterministic mode does not reduce the number of threads.
-    dataset = feed.loop().flat_map(read)
+    dataset = _queue_of_loop(number, next_step).flat_map(read)
     dataset = dataset.prefetch(batches.prefetch).enumerate(1).map(count)
     options = tf.data.Options()
     options.deterministic = True
@@ -229,129 +251,132 @@ def _gather(
 
 # ---- loops, whose parts threads make and iterators take
 
+# A part of a loop: the text of an error; int64 [2], the number of batches with which the loop
+# counts, 0 at its end, and the first step of the loop after it; `Records.blocks`; rows and weights,
+# as `Batches.parts` yields them.
+_PART = (tf.string, tf.int64, tf.uint8, tf.int64, tf.float32)
+_NO_ROWS = tuple(np.zeros((0, 0), dtype.as_numpy_dtype) for dtype in _PART[2:])
 
-class _Feed:
-    """Starts the loops over a dataset. The next one that will start is always in `offers`."""
+_numbers = itertools.count()
+# Pickled `Batches`, by the number of their dataset.
+_datasets: dict[int, bytes] = {}
 
-    def __init__(self, batches: Batches) -> None:
-        self.number = next(_numbers)
-        self.order, layout = batches.order, batches.dataset.layout
-        self.pickled = pickle.dumps(batches)
-        has_one_size = self.order.num_steps in (None, self.order.num_full_steps)
-        shape = None, self.order.replica_batch_size if has_one_size else None
-        self.specs = (
-            tf.TensorSpec(3, tf.int64),
-            tf.TensorSpec((None, layout.block_length), tf.uint8),
-            tf.TensorSpec(shape, tf.int64),
-            tf.TensorSpec(shape, tf.float32),
-        )
-        self.offers = tf.queue.FIFOQueue(1, (tf.int64, tf.resource), ((), ()))
-        _feeds[self.number] = self
-        self.offer()
 
-    def offer(self) -> None:
-        loop = _Loop(self)
-        _loops[loop.number] = loop
-        self.offers.enqueue((loop.number, loop.queue.queue_ref))
+def _queue_of_loop(number: int, next_step: tf.Tensor) -> tf.data.Dataset:
+    """Returns a dataset whose only element is the queue of a loop that starts with its iterator."""
+    offers = _loops().offers
 
-    def loop(self) -> tf.data.Dataset:
-        """Returns a dataset whose only element is the queue of a loop, for as long as it lasts."""
-
-        def begin() -> tuple[tf.Tensor, tf.Tensor]:
-            number, queue = self.offers.dequeue()
-            with tf.control_dependencies([_send(_BEGIN, number)]):
-                return tf.identity(number), tf.identity(queue)
-
-        def take(number: tf.Tensor, queue: tf.Tensor) -> tf.Tensor:
+    def begin() -> tf.Tensor:
+        queue, start = offers.dequeue()
+        step = tf.raw_ops.ReadVariableOp(resource=next_step, dtype=tf.int64)
+        which = [tf.constant(number, tf.int64), step]
+        sent = tf.raw_ops.QueueEnqueueV2(handle=start, components=which)
+        with tf.control_dependencies([sent]):
             return tf.identity(queue)
 
-        def end(number: tf.Tensor, queue: tf.Tensor) -> tf.Tensor:
-            return _send(_END, number)
+    def end(queue: tf.Tensor) -> tf.Tensor:
+        close = tf.raw_ops.QueueCloseV2(handle=queue, cancel_pending_enqueues=True)
+        with tf.control_dependencies([close]):
+            return tf.constant(0)
 
-        # The only dataset that says when its iterator ends.
-        state = tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.resource)
-        functions = {
-            "init": tf.function(begin, autograph=False).get_concrete_function(),
-            "next": tf.function(take, autograph=False).get_concrete_function(*state),
-            "finalize": tf.function(end, autograph=False).get_concrete_function(*state),
-        }
-        inputs = {f"{name}_func_other_args": f.captured_inputs for name, f in functions.items()}
-        variant = tf.raw_ops.GeneratorDataset(
-            **{f"{name}_func": function for name, function in functions.items()},
-            **inputs,
-            output_types=[tf.resource],
-            output_shapes=[()],
-        )
-        return tf.data.experimental.from_variant(variant, state[1]).take(1)
-
-    def parts(self, queue: tf.Tensor) -> tf.data.Dataset:
-        """Returns the parts of a loop as they are in its queue, without the text of an error."""
-
-        def take(_: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            error, *part = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=_Loop.types)
-            with tf.control_dependencies([tf.debugging.Assert(tf.equal(error, ""), [error])]):
-                shapes = (spec.shape for spec in self.specs)
-                return tuple(map(tf.ensure_shape, part, shapes))
-
-        return tf.data.Dataset.counter().map(take).take_while(lambda loop, *_: loop[2] > 0)
+    # The only dataset that says when its iterator ends.
+    state = tf.TensorSpec((), tf.resource)
+    functions = {
+        "init": tf.function(begin, autograph=False).get_concrete_function(),
+        "next": tf.function(tf.identity, autograph=False).get_concrete_function(state),
+        "finalize": tf.function(end, autograph=False).get_concrete_function(state),
+    }
+    variant = tf.raw_ops.GeneratorDataset(
+        **{f"{name}_func": function for name, function in functions.items()},
+        **{f"{name}_func_other_args": f.captured_inputs for name, f in functions.items()},
+        output_types=[tf.resource],
+        output_shapes=[()],
+    )
+    return tf.data.experimental.from_variant(variant, state).take(1)
 
 
-class _Loop:
-    """A loop over a dataset: a thread puts parts of it into a queue.
+class _Loops:
+    """Offers a loop to the next iterator that starts, of whatever dataset of this process."""
 
-    An element of the queue is the text of an error; the number of the feed, the loop's first step
-    and the number of batches with which it counts, 0 at the end; `Records.blocks`; and rows and
-    weights, as `Batches.parts` yields them.
+    def __init__(self) -> None:
+        self.offers = tf.queue.FIFOQueue(1, (tf.resource, tf.resource), ((), ()))
+        self._loops: list[_Loop] = []
+        self._thread = threading.Thread(target=self._offer, name="make_dataset", daemon=True)
+        self._thread.start()
+        atexit.register(self._end)
+
+    def _offer(self) -> None:
+        with tf.device("CPU:0"), contextlib.suppress(tf.errors.CancelledError):
+            while True:
+                loop = _Loop(self._loops)
+                self._loops.append(loop)
+                loop.start()
+                self.offers.enqueue((loop.queue.queue_ref, loop.began.queue_ref))
+                del loop
+
+    def _end(self) -> None:
+        self.offers.close(cancel_pending_enqueues=True)
+        self._thread.join(_EXIT_SECONDS)
+        # Kept, because Python runs when the last reference to a loop's memory ends.
+        self._ended = [*self._loops]
+        for loop in self._ended:
+            loop.began.close()
+            loop.queue.close(cancel_pending_enqueues=True)
+        for loop in self._ended:
+            loop.join(_EXIT_SECONDS)
+
+
+@functools.cache
+def _loops() -> _Loops:
+    return _Loops()
+
+
+class _Loop(threading.Thread):
+    """Puts the parts of a loop, then its end or error, into a queue until the iterator closes it.
+
+    So this thread ends after all threads of TensorFlow that use the memory of the loop.
+
+    Attributes:
+        began: tells this thread the number of the dataset and the loop's first step.
+        queue: of parts.
     """
 
-    types = (tf.string, tf.int64, tf.uint8, tf.int64, tf.float32)
-
-    def __init__(self, feed: _Feed) -> None:
-        self.number = next(_numbers)
-        self.queue = tf.queue.FIFOQueue(1, self.types)
-        self.thread = threading.Thread(target=self._run, name="make_dataset", daemon=True)
-        self._feed, self._first_step = feed, 0
-        # Kept until the iterator has ended, because Python runs when the last reference ends.
+    def __init__(self, loops: list[_Loop]) -> None:
+        super().__init__(name="make_dataset", daemon=True)
+        self.began = tf.queue.FIFOQueue(1, (tf.int64, tf.int64), ((), ()))
+        self.queue = tf.queue.FIFOQueue(1, _PART)
+        self._loops = loops
         self._blocks: tf.Tensor | None = None
 
-    def begin(self) -> None:
-        self._first_step = self._feed.order.next_loop()
-        self.thread.start()
-        self._feed.offer()
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self.queue.close(cancel_pending_enqueues=True)
-
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             with tf.device("CPU:0"):
-                self._fill()
-        except tf.errors.CancelledError as error:  # the queue is closed
+                self._fill(*map(int, self.began.dequeue()))
+        except (tf.errors.CancelledError, tf.errors.OutOfRangeError) as error:  # it is closed
             # TensorFlow's errors refer to themselves. Without their variables the files are
             # unmapped now, and not when Python looks for garbage.
             traceback.clear_frames(error.__traceback__)
+        self._loops.remove(self)
 
-    def _fill(self) -> None:
-        first = self._first_step
-        facts = [self._feed.number, first, self._feed.order.num_looks(first)]
-        shapes = [[size or 0 for size in spec.shape] for spec in self._feed.specs[1:]]
-        dtypes = [spec.dtype.as_numpy_dtype for spec in self._feed.specs[1:]]
-        end = [*facts[:2], 0], *map(np.zeros, shapes, dtypes)
+    def _fill(self, number: int, first_step: int) -> None:
+        last = ""
         try:
             # The files are mapped when a loop starts, and unmapped when it ends.
-            batches: Batches = pickle.loads(self._feed.pickled)
-            for records, *part in batches.parts(first):
+            batches: Batches = pickle.loads(_datasets[number])
+            order = batches.order
+            facts = order.num_looks(first_step), order.end_of_loop(first_step)
+            for records, *part in batches.parts(first_step):
                 is_mapped = records is batches.dataset.records
                 blocks = self._shared(records) if is_mapped else records.blocks
                 self.queue.enqueue(("", facts, blocks, *part))
-            self.queue.enqueue(("", *end))
         except tf.errors.CancelledError:
             raise
         except BaseException as error:
             if isinstance(error, MessageError):
                 _raised.append(error)
-            self.queue.enqueue((f"{type(error).__name__}: {error}", *end))
+            last = f"{type(error).__name__}: {error}"
+        while True:
+            self.queue.enqueue((last, (0, 0), *_NO_ROWS))
 
     def _shared(self, records: Records) -> tf.Tensor:
         """Returns the blocks of records as a tensor of the same memory."""
@@ -362,48 +387,3 @@ class _Loop:
             writable = types.SimpleNamespace(__array_interface__=facts, records=records)
             self._blocks = tf.experimental.dlpack.from_dlpack(np.asarray(writable).__dlpack__())
         return self._blocks
-
-
-_feeds: dict[int, _Feed] = {}
-_loops: dict[int, _Loop] = {}
-_numbers = itertools.count()
-
-
-@functools.cache
-def _messages() -> tf.queue.FIFOQueue:
-    """Returns the queue of messages of iterators, which a thread answers in their order."""
-    messages = tf.queue.FIFOQueue(1 << 30, (tf.int64,) * 3, ((),) * 3)
-
-    def answer() -> None:
-        with tf.device("CPU:0"):
-            while True:
-                what, number, first_step = map(int, messages.dequeue())
-                if what == _BEGIN:
-                    _loops[number].begin()
-                elif what == _COUNT:
-                    _feeds[number].order.count_loop(first_step)
-                elif what == _END:
-                    _loops.pop(number).close()
-                else:
-                    return
-
-    def stop() -> None:
-        messages.enqueue((_STOP, 0, 0))
-        thread.join(_EXIT_SECONDS)
-        for loop in _loops.values():
-            loop.close()
-        for loop in _loops.values():
-            if loop.thread.ident is not None:
-                loop.thread.join(_EXIT_SECONDS)
-
-    thread = threading.Thread(target=answer, name="make_dataset", daemon=True)
-    thread.start()
-    atexit.register(stop)
-    return messages
-
-
-def _send(what: int, number: tf.Tensor, first_step: tf.Tensor | int = 0) -> tf.Tensor:
-    """Sends a message, as a part of a graph; returns a tensor to depend on."""
-    message = tf.constant(what, tf.int64), number, tf.cast(first_step, tf.int64)
-    with tf.control_dependencies([_messages().enqueue(message)]):
-        return tf.constant(0)
