@@ -2,7 +2,7 @@
 
     python benchmarks/bucket.py [--num_images 20480]
 
-The store is `range_server.py` on loopback, in its own process on the same cores: 10 ms to the first
+The store is on loopback, in its own process on the same cores: 10 ms to the first
 byte, and 125 MB/s for all connections together (some ways ask for no limit). The dataset is drawn,
 images of 224x224x1. Each row is a process of its own with an empty cache. Speeds are told as shares
 of the store's bandwidth or of the memory map of a local copy, measured in the same run.
@@ -11,6 +11,8 @@ of the store's bandwidth or of the memory map of a local copy, measured in the s
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import importlib
 import json
 import os
@@ -20,17 +22,24 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-import range_server
 from read_data import ReadData, draw_records
 from sample_archive import WORK_DIR
 
+import tfrecord_io
+
 BATCH_SIZE = 64
 MB_PER_SECOND, LATENCY_MS = 125.0, 10.0
+BUCKET = "bench"
+
+# Sent at once, so that connections share the bandwidth.
+_CHUNK_BYTES = 128 * 1024
+_BURST_SECONDS = 0.01
 
 
 def read(spec: dict[str, Any]) -> dict[str, Any]:
@@ -40,9 +49,7 @@ def read(spec: dict[str, Any]) -> dict[str, Any]:
         `first`: seconds from opening to the first batch; `seconds` and `bytes` of each epoch, the
         bytes sent by the store; `anonymous_mb`, by which the process's own memory grew.
     """
-    way = spec["way"]
-    importlib.import_module({"tf.data": "tensorflow"}.get(way, "numpy"))
-    importlib.import_module("tfrecord_io.reading.batches")
+    importlib.import_module({"tf.data": "tensorflow"}.get(spec["way"], "numpy"))
     before = _anonymous_bytes()
     most = [before]
     threading.Thread(target=_watch, args=(most,), daemon=True).start()
@@ -64,26 +71,102 @@ def read(spec: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def batches(spec: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Yields (image, label) of our readers, as NumPy arrays."""
-    options = {
-        "cache_dir": spec["cache"],
-        "cache_gb": spec["cache_bytes"] / 1e9,
-        "split": "train",
-        "batch_size": BATCH_SIZE,
-        "seed": 1,
-        "epochs": None,
-        "start_step": spec.get("start_step", 0),
-    }
-    if spec["way"] == "tf.data":
-        from tfrecord_io.reading.reader import make_dataset
+def batches(spec: dict[str, Any]) -> Iterator[Any]:
+    """Yields the batches of our readers."""
+    make = {"tf.data": tfrecord_io.make_dataset, "numpy": tfrecord_io.make_batches}[spec["way"]]
+    return iter(
+        make(
+            spec["data"],
+            "train",
+            BATCH_SIZE,
+            cache_dir=spec["cache"],
+            cache_gb=spec["cache_bytes"] / 1e9,
+            seed=1,
+            epochs=None,
+            start_step=spec.get("start_step", 0),
+        )
+    )
 
-        for image, label in make_dataset(spec["data"], **options):
-            yield image.numpy(), label.numpy()
-        return
-    from tfrecord_io.reading.batches import make_batches
 
-    yield from make_batches(spec["data"], **options)
+class Store:
+    """A bucket of S3 for reading: answers HEAD and GET of byte ranges, without authentication.
+
+    An emulator uses more CPU time per request than reading, so a benchmark would measure it.
+
+    Attributes:
+        num_bytes: sent since `/count` was asked for.
+    """
+
+    def __init__(self, folder: Path, latency_ms: float, mb_per_second: float) -> None:
+        self._folder, self._latency = folder, latency_ms / 1000
+        self._seconds_per_byte = 1e-6 / mb_per_second if mb_per_second else 0.0
+        self._line_free, self.num_bytes = 0.0, 0
+
+    async def serve(self) -> None:
+        """Answers requests until the process ends; prints its port."""
+        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await server.serve_forever()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                request = await reader.readuntil(b"\r\n\r\n")
+                method, target, _ = request.split(b" ", 2)
+                path = urllib.parse.unquote(urllib.parse.urlsplit(target.decode()).path)
+                if path == "/count":
+                    body, self.num_bytes = str(self.num_bytes).encode(), 0
+                    writer.write(
+                        b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+                    )
+                    continue
+                await asyncio.sleep(self._latency)
+                try:
+                    file = (self._folder / path.removeprefix(f"/{BUCKET}/")).open("rb")
+                except OSError:
+                    writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                    continue
+                with file:
+                    await self._send(writer, file, request, is_get=method == b"GET")
+
+    async def _send(
+        self, writer: asyncio.StreamWriter, file: BinaryIO, request: bytes, *, is_get: bool
+    ) -> None:
+        facts = os.fstat(file.fileno())
+        start, end, status, where = 0, facts.st_size, b"200 OK", b""
+        if wanted := re.search(rb"\r\nrange: *bytes=(\d+)-(\d*)", request, re.IGNORECASE):
+            start, status = int(wanted[1]), b"206 Partial Content"
+            end = min(int(wanted[2]) + 1, end) if wanted[2] else end
+            where = b"Content-Range: bytes %d-%d/%d\r\n" % (start, end - 1, facts.st_size)
+        writer.write(
+            b'HTTP/1.1 %s\r\nContent-Length: %d\r\nAccept-Ranges: bytes\r\nETag: "%x"\r\n'
+            b"Last-Modified: Mon, 01 Jan 2018 00:00:00 GMT\r\n%s\r\n"
+            % (status, end - start, facts.st_mtime_ns, where)
+        )
+        while is_get and start < end:
+            now = time.monotonic()
+            if (wait := self._line_free - now) > 0:
+                await asyncio.sleep(wait)
+                continue
+            part = os.pread(file.fileno(), min(end - start, _CHUNK_BYTES), start)
+            # The bandwidth that is not used may be used later, for so long.
+            self._line_free = max(self._line_free, now - _BURST_SECONDS)
+            self._line_free += len(part) * self._seconds_per_byte
+            writer.write(part)
+            await writer.drain()
+            start, self.num_bytes = start + len(part), self.num_bytes + len(part)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, mb_per_second: float = 0.0) -> Iterator[str]:
+    """Serves the files of a folder in a process; yields its URL. 0 is no limit."""
+    words = [sys.executable, __file__, "--serve", str(folder), str(LATENCY_MS), str(mb_per_second)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
 
 
 class Rows:
@@ -106,7 +189,7 @@ class Rows:
         data = str(self.data.records)
         if server:
             name = self.data.records.relative_to(self.work)
-            data = f"{server}/{range_server.BUCKET}/{name}"
+            data = f"{server}/{BUCKET}/{name}"
         spec = {
             "way": "numpy",
             "data": data,
@@ -192,7 +275,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--num_images", type=int, default=320 * BATCH_SIZE)
     parser.add_argument("--row", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.serve:
+        folder, *numbers = args.serve
+        asyncio.run(Store(Path(folder), *map(float, numbers)).serve())
     if args.row:
         print(json.dumps(read(json.loads(args.row))))
         return
@@ -201,9 +288,9 @@ def main() -> None:
     rows = Rows(ReadData(records, work), work)
     print(f"{args.num_images:,} images; the store gives {rows.bandwidth:,.0f} images/s\n")
     print("| what | measured | bar | |\n|---|---|---|---|")
-    with range_server.running(work, LATENCY_MS, MB_PER_SECOND) as server:
+    with serving(work, MB_PER_SECOND) as server:
         limited(rows, server)
-    with range_server.running(work, LATENCY_MS) as server:
+    with serving(work) as server:
         unlimited(rows, server)
     shutil.rmtree(work / "cache", ignore_errors=True)
 
