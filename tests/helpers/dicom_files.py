@@ -71,24 +71,10 @@ def dicom_file(
 
 
 def in_syntax(data: bytes, syntax: str) -> bytes:
-    """Returns a file of `dicom_file` with grey pixels as pydicom writes it in another syntax."""
+    """Returns a file of `dicom_file` as pydicom compresses it."""
     dataset = pydicom.dcmread(io.BytesIO(data))
-    uid = pydicom.uid.UID(syntax)
-    if uid.is_compressed and not uid.is_deflated:
-        dataset.compress(uid)
-    else:
-        if not uid.is_little_endian:
-            # Pixels of eight bits come in words, too (PS3.5, section 8.1.2).
-            dataset.PixelData = np.frombuffer(dataset.PixelData, "<u2").astype(">u2").tobytes()
-        dataset.file_meta.TransferSyntaxUID = uid
-    file = io.BytesIO()
-    pydicom.dcmwrite(
-        file,
-        dataset,
-        implicit_vr=uid.is_implicit_VR,
-        little_endian=uid.is_little_endian,
-        force_encoding=True,
-    )
+    dataset.compress(syntax)
+    pydicom.dcmwrite(file := io.BytesIO(), dataset)
     return file.getvalue()
 
 

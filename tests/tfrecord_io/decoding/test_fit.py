@@ -1,17 +1,14 @@
-"""`--fit pad`: the build, and the same by hand from what the manifest says."""
+"""`--fit pad`: what is stored, and the same by hand with Pillow and NumPy."""
 
 import dataclasses
 import math
 
 import numpy as np
 import pytest
-from builds import build_here, rows_of
-from dataset_factory import pixels_of
 from dicom_files import dicom_file
-from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels, write_tree
+from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels
 from PIL import Image, ImageOps
 
-from tfrecord_io import Manifest
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 
@@ -20,56 +17,23 @@ OF_ALL_FRAMES = {
     (0x5200, 0x9229, "SQ"): [{(0x0028, 0x9110, "SQ"): [{SPACING: "0.1\\0.3"}]}],
 }
 
-#: Files by name, and the height of a pixel divided by its width.
+#: Files, the frame to read, and the height of a pixel divided by its width.
 FILES = {
-    "wide.png": (png(0, 20, 60), 1.0),
-    "tall.jpeg": (jpeg(1, 41, 16), 1.0),
-    "colour.png": (encoded(rgb_pixels(2, 20, 29)), 1.0),
-    "ratio.dcm": (dicom_file(grey_pixels(3), {(0x0028, 0x0034, "IS"): "3\\2"}), 1.5),
-    "white.dcm": (
-        dicom_file(grey_pixels(4) // 2, {SPACING: "0.4\\0.2"}, photometric="MONOCHROME1"),
-        2.0,
+    "wide": (png(0, 20, 60), None, 1.0),
+    "tall": (jpeg(1, 41, 16), None, 1.0),
+    "colour": (encoded(rgb_pixels(2, 20, 29)), None, 1.0),
+    "deep": (encoded(grey_pixels(7, 30, 50).astype(np.uint16) * 200), None, 1.0),
+    "ratio": (dicom_file(grey_pixels(3), {(0x0028, 0x0034, "IS"): "3\\2"}), 0, 1.5),
+    "white is zero": (
+        dicom_file(grey_pixels(4) // 2, {SPACING: "0.4\\0.2"}, photometric="MONOCHROME1"), 0, 2.0,
     ),
-    "frames.dcm": (dicom_file(np.stack([grey_pixels(5), grey_pixels(6)]), OF_ALL_FRAMES), 1 / 3),
-    "deep.png": (encoded(grey_pixels(7, 30, 50).astype(np.uint16) * 200), 1.0),
-}
-HEIGHT, WIDTH = 24, 17
+    "frame": (dicom_file(np.stack([grey_pixels(5), grey_pixels(6)]), OF_ALL_FRAMES), 2, 1 / 3),
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    files = {
-        f"train/{'CNV' if name.endswith('.dcm') else 'DME'}/{name}": data
-        for name, (data, _) in FILES.items()
-    }
-    return write_tree(tmp_path_factory.mktemp("source"), files)
-
-
-@pytest.fixture(scope="module", params=[1, 3])
-def built(request, source, tmp_path_factory):
-    channels = request.param
-    return build_here(
-        source,
-        tmp_path_factory.mktemp("built") / "out",
-        "--fit=pad",
-        f"--image_size={HEIGHT}x{WIDTH}",
-        f"--channels={channels}",
-        "--max_reject_fraction=0.2",
-    )
-
-
-def stored_pictures(built):
-    """Yields (path, number of the frame, stored pixels)."""
-    pixels = pixels_of(built)
-    for row in rows_of(built):
-        path, _, frame = row["path"].partition("#frame-")
-        yield path, int(frame or 0) or None, pixels[row["key"]]
-
-
-def by_hand(picture, aspect, settings):
+def by_hand(picture, aspect, rows, columns):
     """Pads a picture in its own size, [height, width, channels], with Pillow and NumPy alone."""
     height, width, _ = picture.shape
-    columns, rows = settings["width"], settings["height"]
     if width / (height * aspect) > columns / rows:
         inner = columns, max(round(height * aspect / width * columns), math.ceil(rows / 2))
     else:
@@ -84,23 +48,16 @@ def by_hand(picture, aspect, settings):
     return stored
 
 
-def test_the_build_and_a_few_lines_by_hand_give_the_same_pixels(built):
-    settings = Manifest.load(built).preprocessing
-    preprocessing, seen = Preprocessing.from_dict(settings), set()
-    for path, frame, image in stored_pictures(built):
-        name = path.rpartition("/")[2]
-        data, aspect = FILES[name]
-        frame = 0 if name.endswith(".dcm") and frame is None else frame
-        size = decode_image(data, preprocessing, frame)
-        assert size.pixels == image.tobytes()
-        own = dataclasses.replace(
-            preprocessing, height=size.height, width=size.width, fit="stretch"
-        )
-        picture = np.frombuffer(decode_image(data, own, frame).pixels, np.uint8)
-        picture = picture.reshape(own.image_shape)
-        np.testing.assert_array_equal(by_hand(picture, aspect, settings), image)
-        seen.add((name, frame))
-    assert len(seen) == len(FILES) + 1
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_and_a_few_lines_by_hand_give_the_same_pixels(name, channels):
+    data, frame, aspect = FILES[name]
+    settings = Preprocessing(height=24, width=17, channels=channels)
+    found = decode_image(data, settings, frame)
+    own = dataclasses.replace(settings, height=found.height, width=found.width, fit="stretch")
+    picture = np.frombuffer(decode_image(data, own, frame).pixels, np.uint8)
+    expected = by_hand(picture.reshape(own.image_shape), aspect, 24, 17)
+    assert found.pixels == expected.tobytes()
 
 
 def test_square_pixels_are_padded_as_pillow_pads():
@@ -116,27 +73,20 @@ def test_square_pixels_are_padded_as_pillow_pads():
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "box"),
+    ("height", "width", "box", "whole"),
     [
-        (496, 768, (0, 40, 224, 185)),
-        (496, 1536, (0, 56, 224, 168)),
-        (1, 500, (0, 56, 224, 168)),
-        (1536, 496, (56, 0, 168, 224)),
-        (496, 992, (0, 56, 224, 168)),
+        (496, 768, (0, 40, 224, 185), (0, 40, 224, 185)),
+        (496, 1536, (0, 56, 224, 168), (0, 76, 224, 148)),
+        (1, 500, (0, 56, 224, 168), (0, 112, 224, 113)),
+        (1536, 496, (56, 0, 168, 224), (76, 0, 148, 224)),
+        (496, 992, (0, 56, 224, 168), (0, 56, 224, 168)),
     ],
 )
-def test_a_picture_fills_at_least_half_of_each_side(height, width, box):
-    assert Preprocessing(fit="pad").box(width, height) == box
-    assert Preprocessing(fit="pad", min_fill=1).box(width, height) == (0, 0, 224, 224)
+def test_a_picture_fills_the_least_share_of_each_side(height, width, box, whole):
+    assert Preprocessing().box(width, height) == box
+    assert Preprocessing(min_fill=0).box(width, height) == whole
+    assert Preprocessing(min_fill=1).box(width, height) == (0, 0, 224, 224)
     assert Preprocessing(fit="stretch").box(width, height) == (0, 0, 224, 224)
-
-
-def test_without_a_least_share_every_shape_is_kept():
-    assert Preprocessing(fit="pad", min_fill=0).box(1536, 496) == (0, 76, 224, 148)
-    assert Preprocessing(fit="pad", min_fill=0).box(1, 500) == (112, 0, 113, 224)
-    values = Preprocessing(fit="pad").to_dict()
-    del values["min_fill"]
-    assert Preprocessing.from_dict(values).min_fill == 0
 
 
 @pytest.mark.parametrize("sides", ["0\\0", "1", "x\\y", "-1\\1", "1\\100000", ""])
