@@ -224,11 +224,11 @@ def _unseen(
     exposure = expose(dataset, [(seen, part.rows)], is_measured=include_seen)
     num_seen, num_patients = exposure.num_images, exposure.num_patients
     if num_seen == part.num_examples and not include_seen:
-        advice = f" {exposure.advice}." if exposure.advice else ""
         raise UserError(
             f"nothing is left of split {part.name!r} of {dataset.path}: the network has seen all "
-            f"its {num_seen:,} images, or others of their patients.{advice} Name another --split "
-            "or --data, or add --include_seen"
+            f"its {num_seen:,} images, or others of their patients. Name another --split or "
+            "--data, or add --include_seen; if patients of two hospitals have the same names, "
+            "build both datasets with a column site in the table of --labels"
         )
     if num_seen:
         print(
@@ -236,8 +236,6 @@ def _unseen(
             f"or others of their patients ({counted(num_patients, 'patient')}); they are "
             + ("measured, too" if include_seen else "left out")
         )
-    if exposure.advice:  # what cannot be known is among the notes of the result
-        print(f"note: {exposure.advice}")
     if num_seen and not include_seen:
         part = part.narrow(~exposure.is_seen)
     return part, exposure

@@ -1,14 +1,14 @@
 """What a network has seen: the images that its weights, statistics or thresholds depend on.
 
-A run lists them in seen.parquet, which its export does not contain. Whether a network has seen an
-image is decided by three intersections: the bytes of files, the pixels, and the patients.
+A run lists them in seen.parquet, which its export does not contain. A network has seen an image if
+it has seen the file, the pixels or the patient, or another image of its group: set intersections.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +17,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tfrecord_io.format.examples import GROUP, SEEN_FILE_NAME, SEEN_ORIGIN, SITE
-from tfrecord_io.format.manifest import Manifest
-from tfrecord_io.format.person import Person
+from tfrecord_io.format.person import column_in_one_form
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.spelling import one_form
 from train.data.dataset import IMAGE_COLUMNS, Dataset, Parts
 
 FILE_NAME = SEEN_FILE_NAME
+
+#: What can be claimed of images that were compared with all that a network has seen.
+NO_PIXELS, NO_PATIENT = "no image with the same pixels", "no patient of the same name"
 
 _TEXT = pa.string()
 
@@ -34,8 +35,8 @@ _SCHEMA = pa.schema([(name, _TEXT) for name in (*IMAGE_COLUMNS, "part")])
 # Columns that the file has only if something of them is known.
 _OPTIONAL = (SITE, "file_xxh3")
 
-# Entries of the file's metadata.
-_UNKNOWN, _ORIGIN = b"unknown", SEEN_ORIGIN
+# An entry of the file's metadata, beside SEEN_ORIGIN.
+_UNKNOWN = b"unknown"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,10 +54,8 @@ class Seen:
     def write(self, path: Path, *, is_private: bool = False) -> None:
         """Writes the file, for its owner only if it `is_private`."""
         table = self.images
-        table = table.drop_columns(
-            [name for name in _OPTIONAL if table[name].null_count == len(table)]
-        )
-        facts = {_UNKNOWN: self.unknown.encode(), _ORIGIN: json.dumps(dict(self.origin)).encode()}
+        table = table.drop_columns([name for name in _OPTIONAL if not _is_known(table, name)])
+        facts = {_UNKNOWN: self.unknown.encode(), SEEN_ORIGIN: json.dumps(dict(self.origin))}
         with atomic_write(path, is_private=is_private) as file:
             pq.write_table(table.replace_schema_metadata(facts), file)
 
@@ -74,7 +73,7 @@ class Seen:
         place = self.images.schema.get_field_index("part")
         part = pa.array(["init"] * len(first.images), _TEXT)
         images = [self.images, first.images.set_column(place, "part", part)]
-        # What tells how names compare holds only if it is the same for both.
+        # The names of both can be compared with others only where both got them in the same way.
         same = {name: fact for name, fact in self.origin.items() if first.origin.get(name) == fact}
         unknown = "; ".join(filter(None, dict.fromkeys((first.unknown, self.unknown))))
         return Seen(images=pa.concat_tables(images), unknown=unknown, origin=same)
@@ -95,7 +94,7 @@ def read_seen(run: Path) -> Seen:
         for name in set(_OPTIONAL) - set(table.column_names):
             table = table.append_column(name, pa.nulls(len(table), _TEXT))
         images = table.select(_SCHEMA.names).cast(_SCHEMA)
-        origin = json.loads(facts.get(_ORIGIN, b"{}"))
+        origin = json.loads(facts.get(SEEN_ORIGIN, b"{}"))
     except FileNotFoundError:
         return Seen(unknown=f"its run has no {FILE_NAME}")
     except (OSError, KeyError, ValueError) as error:
@@ -110,7 +109,7 @@ def collect(dataset: Dataset, parts: Mapping[str, np.ndarray], unknown: str = ""
         for name, rows in parts.items()
     ]
     images = pa.concat_tables(tables).combine_chunks()
-    return Seen(images=images, unknown=unknown, origin=_origin_of(dataset.manifest))
+    return Seen(images=images, unknown=unknown, origin=_origin_of(dataset))
 
 
 def seen_by(data: Dataset, parts: Parts, weights: str | None, first: Path | None) -> Seen:
@@ -126,13 +125,6 @@ def seen_by(data: Dataset, parts: Parts, weights: str | None, first: Path | None
     return own.after(read_seen(first)) if first else own
 
 
-def _origin_of(manifest: Manifest) -> dict[str, str]:
-    """Returns what tells whether the names of patients of two datasets can be compared."""
-    options = manifest.options
-    naming = [options.get("patient_regex"), options.get("anonymize"), bool(options.get("labels"))]
-    return {"patients": json.dumps(naming)}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Exposure:
     """How much of the images that were to be measured a network had seen before.
@@ -141,9 +133,8 @@ class Exposure:
         is_seen: which of the images, bool [num_images].
         num_patients: known patients of those.
         is_measured: whether the measures include the images that it has seen.
-        num_named: those of which it has seen the name of the patient or group, but no such pixels.
-        claims: what it has not seen of the others, such as `no patient of the same name`: only
-            what could be compared.
+        claims: what it has not seen of the others, `NO_PIXELS` and `NO_PATIENT`: only what could
+            be compared.
         doubts: why it may have seen more of the others, or of their patients; empty if all could
             be compared.
     """
@@ -151,7 +142,6 @@ class Exposure:
     is_seen: np.ndarray
     num_patients: int
     is_measured: bool
-    num_named: int = 0
     claims: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
 
@@ -159,17 +149,6 @@ class Exposure:
     def num_images(self) -> int:
         """The number of images that it has seen."""
         return int(self.is_seen.sum())
-
-    @property
-    def advice(self) -> str:
-        """What to do if patients have the same names by chance; empty if none was named only."""
-        if not self.num_named:
-            return ""
-        return (
-            f"Of {self.num_named:,} of these it has seen no such pixels, only the name of the "
-            "patient; if these are patients of another hospital, build both datasets with a column "
-            "site in the table of --labels"
-        )
 
     @property
     def note(self) -> str:
@@ -182,28 +161,19 @@ class Exposure:
         )
 
 
-def exposure_of(data: Dataset, parts: Parts, seen: Seen) -> Exposure | None:
-    """Returns how much a run has seen of the images that measure it; None if no image does."""
-    if not parts.evaluated:
-        return None
-    # That validation images were watched is said elsewhere.
-    seen = seen if parts.test else seen.without("val")
-    return expose(data, [(seen, parts.evaluated.rows)], is_measured=True)
-
-
 def expose(
     dataset: Dataset, networks: Sequence[tuple[Seen, np.ndarray]], *, is_measured: bool
 ) -> Exposure:
     """Counts what networks have seen of the images of a dataset that each is to be measured on.
 
-    Each of `networks` is what a network has seen, and the rows of the images that it is measured
-    on. There are several in a cross-validation; they start from the same weights, and their
-    datasets are one. `is_measured` tells whether the images that they have seen are measured with
-    the others.
+    Args:
+        dataset: where the images are.
+        networks: what each has seen, and the rows of the images that it is measured on. There are
+            several in a cross-validation; their datasets and first weights are the same.
+        is_measured: whether the images that they have seen are measured with the others.
     """
     seen, rows = networks[0][0], np.concatenate([rows for _, rows in networks])
-    compared = [_compare(each, dataset)[:, rows] for each, rows in networks]
-    is_seen, is_named = np.concatenate(compared, axis=1)
+    is_seen = np.concatenate([_is_seen(dataset.images, each)[rows] for each, rows in networks])
     images = dataset.images.take(rows)
     tables = {"that are measured": images if is_measured else images.filter(pa.array(~is_seen))}
     if len(networks) == 1:  # Those of a cross-validation have seen what the others are measured on.
@@ -217,21 +187,41 @@ def expose(
         ]
 
     pixels, patients = lacking("pixels_xxh3", "hash of the pixels"), lacking("patient", "patient")
-    if seen.origin.get("patients") != _origin_of(dataset.manifest)["patients"]:
+    # A build begins the name of a patient with the site, where that is known.
+    has_site = {_is_known(images, SITE), _is_known(seen.images, SITE)}
+    if seen.origin.get("patients") != _origin_of(dataset)["patients"] or len(has_site) > 1:
         patients.append(
-            "its training images name patients in another way (--patient_regex, --labels, "
-            "--anonymize), or it is not known how, which does not matter at another hospital"
+            "its training images name patients in another way (--patient_regex, --labels, a column "
+            "site, --anonymize), or it is not known how, which does not matter at another hospital"
         )
     unknown = [seen.unknown] if seen.unknown else []
-    kinds = {"no image with the same pixels": pixels, "no patient of the same name": patients}
+    kinds = {NO_PIXELS: pixels, NO_PATIENT: patients}
     return Exposure(
         is_seen=is_seen,
         num_patients=pc.count_distinct(images["patient"].filter(pa.array(is_seen))).as_py(),
         is_measured=is_measured,
-        num_named=int(is_named.sum()),
         claims=tuple(claim for claim, doubts in kinds.items() if not (doubts or unknown)),
         doubts=(*unknown, *pixels, *patients),
     )
+
+
+def _is_seen(images: pa.Table, seen: Seen) -> np.ndarray:
+    """Tells of each image whether a network has seen it, or one of its group, bool [num_images]."""
+
+    def is_in(column: str, values: pa.ChunkedArray) -> np.ndarray:
+        values = column_in_one_form(values.drop_null())
+        return np.asarray(pc.is_in(column_in_one_form(images[column]), values))
+
+    columns = ("file_xxh3", "pixels_xxh3", "patient", GROUP.name)
+    found = np.logical_or.reduce([is_in(name, seen.images[name]) for name in columns])
+    return found | is_in(GROUP.name, images[GROUP.name].filter(pa.array(found)))
+
+
+def _origin_of(dataset: Dataset) -> dict[str, str]:
+    """Returns what tells whether the names of patients of two datasets can be compared."""
+    options = dataset.manifest.options
+    naming = [options.get("patient_regex"), options.get("anonymize"), bool(options.get("labels"))]
+    return {"patients": json.dumps(naming)}
 
 
 def _distinct(images: pa.Table) -> pa.Table:
@@ -239,53 +229,6 @@ def _distinct(images: pa.Table) -> pa.Table:
     return images.group_by(list(IMAGE_COLUMNS)).aggregate([])
 
 
-def _compare(seen: Seen, dataset: Dataset) -> np.ndarray:
-    """Tells of each image of a dataset what a network has seen of it, bool [2, num_images].
-
-    The first row tells whether it has seen the file, the pixels, the patient or the group, or one
-    of these of another image of the group. Of those in the second it has seen no such file or
-    pixels, only the name of the patient or group.
-    """
-    images = dataset.images
-    same = (
-        pc.is_in(images[name], seen.images[name].drop_null()).to_numpy()
-        for name in ("file_xxh3", "pixels_xxh3")
-    )
-    is_alike = np.logical_or.reduce([*same])
-    is_named = _is_same(images, seen.images, GROUP.name) | _is_same(images, seen.images, "patient")
-    is_alike, is_seen = (
-        found | pc.is_in(images[GROUP.name], images[GROUP.name].filter(pa.array(found))).to_numpy()
-        for found in (is_alike, is_alike | is_named)
-    )
-    return np.stack([is_seen, is_seen & ~is_alike])
-
-
-def _is_same(images: pa.Table, seen: pa.Table, column: str) -> np.ndarray:
-    """Returns whether the group or patient of each image was seen.
-
-    Equal names are the same unless both sites are known and differ.
-    """
-    known = set(_by_site(seen, column))
-    names = {person.name for person in known if person}
-    is_same = (
-        person is not None
-        and person.name in names
-        and (not person.site or bool({person, Person("", person.name)} & known))
-        for person in _by_site(images, column)
-    )
-    return np.fromiter(is_same, bool)
-
-
-def _by_site(table: pa.Table, column: str) -> Iterator[Person | None]:
-    """Yields the person of each image, whose site is empty if it is not known; or the group so.
-
-    A build begins the name of a patient with the site. The group of an image can be named after a
-    patient of another site.
-    """
-    sites = set(map(one_form, table[SITE].unique().drop_null().to_pylist()))
-    prefix = "patient:" if column == GROUP.name else ""
-    for name, own in zip(table[column].to_pylist(), table[SITE].to_pylist(), strict=True):
-        person = None if name is None else Person.read(name.removeprefix(prefix), sites)
-        if person and not (person.site or prefix):
-            person = Person(own or "", person.name)
-        yield person
+def _is_known(images: pa.Table, column: str) -> bool:
+    """Tells whether something of a column is known."""
+    return images[column].null_count < len(images)

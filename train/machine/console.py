@@ -22,9 +22,6 @@ from tfrecord_io.terminal.errors import UserError
 #: What is done before Ctrl-C or SIGTERM ends the process, the last one first.
 cleanups: list[Callable[[], object]] = []
 
-#: Seconds between two lines of a stage that is at work.
-STAGE_SECONDS = 10.0
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerCommand(Command):
@@ -99,6 +96,14 @@ def ended_by_interrupts() -> Iterator[None]:
         os.close(terminal)
 
 
+@contextlib.contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Prints the name of a block and its seconds when it is done."""
+    started = time.monotonic()
+    yield
+    print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
+
+
 def warn(text: str) -> None:
     """Prints a warning to standard error."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
@@ -148,25 +153,6 @@ def hide_native_noise() -> Iterator[None]:
             if shown:
                 hidden.seek(0)
                 os.write(2, hidden.read())
-
-
-@contextlib.contextmanager
-def stage(name: str) -> Iterator[None]:
-    """Prints the name of a block and its seconds when it is done, and every `STAGE_SECONDS`."""
-    started, ended = time.monotonic(), threading.Event()
-
-    def report() -> None:
-        while not ended.wait(STAGE_SECONDS):
-            print(f"{name}, {time.monotonic() - started:.0f} s so far", flush=True)
-
-    watcher = threading.Thread(target=report, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
-    print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
 
 
 def make_folder(flag: str, folder: Path) -> None:

@@ -85,7 +85,7 @@ def top(result: Result) -> list[Any]:
             )
         if seen.claims:
             leads.append(f"{result.compared.format(images)} {listed(seen.claims)}.")
-    cautions += [sentence(seen.advice or ""), sentence(seen.note or "")] if seen else []
+    cautions += [sentence(seen.note)] if seen else []
     cautions.append(task.doubt(metrics) or "")
     if result.is_of_validation:
         cautions.append(

@@ -97,7 +97,11 @@ def complete(
     init = first.folder if first else None
     has_seen = seen.seen_by(data, plan.parts, plan.config.network.weights, init)
     has_seen.write(folder.path / seen.FILE_NAME, is_private=data.manifest.has_codes)
-    exposure = seen.exposure_of(data, plan.parts, has_seen)
+    exposure = None
+    if part := plan.parts.evaluated:
+        # That validation images were watched is said elsewhere.
+        known = has_seen if plan.parts.test else has_seen.without("val")
+        exposure = seen.expose(data, [(known, part.rows)], is_measured=True)
     notes = [folder.note] if folder.note else []
     notes += first.describe(has_seen.num_in("init")) if first else []
     session = open_session(plan, data, devices)

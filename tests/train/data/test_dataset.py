@@ -12,9 +12,6 @@ from dataset_factory import change_column
 from marked_images import groups_in, marked_data, regroup, write_marked_dataset
 
 import tfrecord_io
-from pipelines.planning import balance
-from tfrecord_io.format.groups import Groups
-from tfrecord_io.format.hashing import hash_names
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.terminal.errors import UserError
 from train.data.dataset import choose_parts, open_dataset, patient_folds
@@ -53,14 +50,6 @@ def test_without_folds_the_parts_are_the_splits_that_have_images(tmp_path, sizes
             assert part.num_examples == sizes[name]
         else:
             assert part is None
-
-
-def test_without_training_images_there_is_nothing_to_do(tmp_path):
-    write_marked_dataset(tmp_path, num_examples={"train": 0, "test": 4})
-    with pytest.raises(UserError, match=r"the training split of .* is empty"):
-        choose(str(tmp_path))
-    with pytest.raises(UserError, match=r"the splits train, val of .* have no images"):
-        choose(str(tmp_path), folds=3, fold=0)
 
 
 def test_each_example_is_held_out_once_and_learnt_from_in_the_other_folds(data):
@@ -159,14 +148,6 @@ def test_augmented_copies_stay_with_their_original_and_are_not_scored(tmp_path):
         assert dataset.is_copy(chosen.train).mean() == pytest.approx(2 / 3)
         held_out += scored
     assert sorted(held_out) == sorted(set(paths))
-
-
-def test_folds_are_even_within_a_split_though_one_hash_decides_both():
-    names = [f"patient:{number}" for number in range(5000)]
-    places = balance.positions(hash_names(names), np.zeros(1, np.uint64))[0]
-    of_split = Groups(names=pa.array(names, pa.large_string()).filter(pa.array(places < 0.1)))
-    counts = np.bincount(patient_folds(of_split, 5))
-    assert counts == pytest.approx(np.full(5, 100), abs=30)
 
 
 # ---- the table of examples

@@ -1,8 +1,5 @@
 import contextlib
 import os
-import re
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -28,21 +25,6 @@ def test_what_native_code_writes_is_held_back_unless_something_fails(capfd, erro
     assert capfd.readouterr().err == "news"
 
 
-def test_a_stage_says_that_it_is_at_work_and_its_time(monkeypatch, capsys):
-    monkeypatch.setattr(console, "STAGE_SECONDS", 0.1)
-    with console.stage("first"):
-        time.sleep(0.25)
-    assert re.fullmatch(r"(first, 0 s so far\n){2}first: 0\.\d s\n", capsys.readouterr().out)
-
-
-def test_what_the_user_set_stays(monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-    console.set_defaults()
-    assert os.environ["KERAS_BACKEND"] == "jax"
-    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
-
-
 def test_files_are_listed_once_without_hidden_ones_and_pipes_wherever_their_folder_is(
     tmp_path, monkeypatch
 ):
@@ -59,13 +41,6 @@ def test_files_are_listed_once_without_hidden_ones_and_pipes_wherever_their_fold
     first, again = folder / "b.png", folder / ".." / "scans" / "b.png"
     found = console.list_files([first, folder / ".DS_Store", folder, again])
     assert found == [folder / name for name in ("b.png", ".DS_Store", "a.jpeg", *shown[2:])]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_a_folder_that_may_not_be_listed_is_an_error(tmp_path):
-    (tmp_path / "secret").mkdir(mode=0)
-    with pytest.raises(UserError, match="secret cannot be listed: Permission denied"):
-        console.list_files([tmp_path])
 
 
 # Ctrl-C while an object is destroyed, which Python alone would print and forget; and while a
@@ -107,21 +82,3 @@ console.TrainerCommand(name="act", purpose="", add_arguments=lambda parser: None
     result = run_python(program)
     assert (result.returncode, result.stdout) == (code, "cleaned up\n")
     assert result.stderr == "stopped; run the same command again to continue\n"
-
-
-def test_reading_a_mapped_file_that_was_cut_off_says_where_it_was(tmp_path):
-    path = tmp_path / "shard"
-    path.write_bytes(bytes(100_000))
-    program = """
-import mmap, os, sys
-from train.machine import console
-console.set_defaults()
-with open(sys.argv[1], "rb") as file:
-    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-os.truncate(sys.argv[1], 0)
-mapped[50_000]
-"""
-    ended = run_python(program, path)
-    assert ended.returncode == -signal.SIGBUS
-    assert "Bus error" in ended.stderr
-    assert 'File "<string>", line 8' in ended.stderr

@@ -5,21 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tfrecord_io.terminal.errors import UserError
 from train.machine import devices
 from train.machine.devices import DeviceOptions
 
 REPO = Path(__file__).resolve().parents[3]
-
-
-@pytest.mark.parametrize(("gpus", "expected"), [(None, "ABC"), (2, "AB"), (1, "A")])
-def test_devices_are_chosen_as_asked(gpus, expected):
-    assert devices._chosen(["A", "B", "C"], DeviceOptions(gpus=gpus)) == [*expected]
-
-
-def test_more_devices_than_there_are_are_refused():
-    with pytest.raises(UserError, match="--devices 4: there are 3 devices"):
-        devices._chosen(["A", "B", "C"], DeviceOptions(gpus=4))
 
 
 def test_devices_asked_for_without_a_gpu_are_those_of_the_cpu_and_told(capsys):
@@ -28,15 +17,6 @@ def test_devices_asked_for_without_a_gpu_are_those_of_the_cpu_and_told(capsys):
         is_printed = "warning: --devices 1: there is no GPU here" in capsys.readouterr().err
         assert is_printed == (options.gpus == 1 and not found.on_gpu)
     assert found.num_replicas == 1
-
-
-def test_devices_cannot_be_set_up_too_late():
-    import tensorflow as tf
-
-    tf.config.list_logical_devices()  # opens them
-    num_devices = len(tf.config.list_logical_devices("CPU"))
-    with pytest.raises(UserError, match="too late"):
-        devices.configure_devices(DeviceOptions(cpu_devices=num_devices + 1))
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from sklearn.datasets import load_sample_images
 from tfrecord_io.terminal.errors import UserError
 from train.networks import efficientnet_lite
 from train.networks.efficientnet_lite import read_weights
-from train.networks.options import slow_network
 
 
 def test_two_photographs_get_the_imagenet_classes_that_the_published_network_gives_them():
@@ -63,11 +62,3 @@ def test_a_package_that_is_missing_or_holds_another_file_is_refused(tmp_path, mo
     package(tmp_path, monkeypatch, b"another file")
     with pytest.raises(UserError, match=r"lite1-77cc7160\.pth is missing or damaged: its"):
         read_weights("efficientnet_lite1")
-
-
-def test_a_network_that_jax_computes_slowly_on_cpus_is_printed_and_no_other():
-    told = slow_network("efficientnet_lite0", "jax", ["TFRT_CPU_0"])
-    assert "KERAS_BACKEND=tensorflow" in told
-    assert not slow_network("efficientnet_lite0", "tensorflow", ["CPU:0"])
-    assert not slow_network("efficientnet_lite0", "jax", ["cuda:0"])
-    assert not slow_network("small_resnet", "jax", ["TFRT_CPU_0"])

@@ -7,7 +7,6 @@ import pytest
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.terminal.errors import UserError
 from train.kinds.classes import CLASSES
-from train.networks import models
 from train.networks.models import Pixels, build_network, freeze, scale
 from train.networks.options import APPLICATIONS, NetworkOptions
 
@@ -76,15 +75,6 @@ def test_the_convnet_on_fashion_mnist_is_the_tutorials_network_and_fits_any_inpu
         assert num_parameters(shape) < 400_000
 
 
-def test_the_small_resnet_brings_any_image_to_a_small_grid(monkeypatch):
-    monkeypatch.setattr(models, "_STAGES", ((8, 1),))
-    shapes = [(28, 28, 1), (7, 3, 1), (97, 61, 3), (224, 224, 1), (512, 512, 3)]
-    networks = [build(shape, model="small_resnet") for shape in shapes]
-    assert [max(first_convolution(each).output.shape[1:3]) for each in networks] == [
-        28, 7, 49, 56, 64,
-    ]  # fmt: skip
-
-
 def test_an_image_and_its_mirror_image_get_the_same_answer_the_mean_of_both():
     images = images_of((16, 16, 1))
     network, plain = (shaken(build(with_mirror=flip), images) for flip in (True, False))
@@ -127,14 +117,6 @@ def test_pixels_are_scaled_by_their_range_or_by_those_of_the_training_also_those
         assert np.isfinite(answer(network.model, grey)).all()
 
 
-@pytest.mark.slow
-def test_vgg16_sees_a_grey_image_as_keras_preprocessing_for_its_weights_gives_it():
-    network, images = build((32, 32, 1), model="vgg16"), images_of((32, 32, 1)).astype(np.float32)
-    expected = keras.applications.vgg16.preprocess_input(np.repeat(images, 3, axis=-1))
-    scaled = keras.Model(network.logits.input, network.logits.get_layer("imagenet_scaling").output)
-    np.testing.assert_allclose(answer(scaled, images), expected, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("trainable_layers", "trained"),
     [
@@ -161,14 +143,6 @@ def test_a_file_of_weights_that_is_missing_or_does_not_fit_is_named(tmp_path):
         build(model="mobilenet", shape=(32, 32, 1), weights=str(path))
 
 
-def test_the_dropout_acts_in_training_alone():
-    images = images_of((16, 16, 1)).astype(np.float32)
-    network = shaken(build(model="small_resnet"), images)
-    np.testing.assert_array_equal(answer(network.logits, images), answer(network.logits, images))
-    first, second = (answer(network.logits, images, training=True) for _ in range(2))
-    assert np.abs(first - second).max() > 0.1
-
-
 def test_efficientnet_lite_answers_to_smaller_images_than_those_that_it_is_exported_for():
     network = build((64, 64, 1), model="efficientnet_lite0")
     assert answer(network.logits, images_of((32, 32, 1)).astype(np.float32)).shape == (3, 4)
@@ -176,16 +150,6 @@ def test_efficientnet_lite_answers_to_smaller_images_than_those_that_it_is_expor
 
 
 # ---- the networks of keras.applications
-
-
-def test_they_are_all_that_keras_has():
-    constructors = {
-        name
-        for name, value in inspect.getmembers(keras.applications)
-        if inspect.isfunction(value) and name[0].isupper()
-    }
-    assert {constructor for constructor, _ in APPLICATIONS.values()} == constructors
-    assert all(name == constructor.lower() for name, (constructor, _) in APPLICATIONS.items())
 
 
 def _module(name):

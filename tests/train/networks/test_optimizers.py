@@ -22,12 +22,6 @@ def test_the_rate_rises_to_its_peak_and_stays_or_falls_along_a_cosine(
     assert rates == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_warm_up_is_no_longer_than_the_training():
-    optimizer = make_optimizer(OptimizerOptions(warmup_steps=100, learning_rate=1.0), num_steps=2)
-    optimizer.build([keras.Variable([1.0])])
-    assert float(optimizer.learning_rate) == pytest.approx(0.5)
-
-
 def updated(variables, pretrained=(), head_steps=0, **fields):
     """Returns an optimizer after one step whose gradients are zero."""
     options = OptimizerOptions(**{"ema_decay": 0.0, "learning_rate": 0.1, **fields})

@@ -249,7 +249,6 @@ def test_the_surest_mistakes_come_first_and_the_first_have_a_map(tmp_path):
         ({"is_seen": np.ones(27), "is_measured": False}, "27 further images of 9 patients", True),
         ({}, "compared with these 80 images of 40 patients: it had seen no patient of", True),
         ({"claims": (), "doubts": ("there is no list",)}, "It cannot be known whether", False),
-        ({"num_named": 3}, "if these are patients of another hospital", True),
     ],
 )
 def test_what_was_seen_is_said_and_only_what_is_proven_is_claimed(fields, said, is_claimed):

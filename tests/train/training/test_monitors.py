@@ -54,17 +54,3 @@ def test_a_meter_goes_on_from_its_totals_to_the_same_bits():
     for each in results[20:]:
         rest.add(each, 1.0, timed=True)
     assert rest.totals() == whole.totals()
-
-
-def test_scalars_are_written_for_tensorboard(tmp_path):
-    import tensorflow as tf
-
-    with monitors.tensorboard(tmp_path) as write:
-        write({"loss": 1.5, "phase": "head", "step": 3, "images_per_second": None}, 3)
-    (path,) = tmp_path.iterdir()
-    values = {
-        value.tag: (event.step, float(tf.make_ndarray(value.tensor)))
-        for event in tf.compat.v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-    }
-    assert values == {"loss": (3, 1.5)}

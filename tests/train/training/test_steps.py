@@ -1,4 +1,3 @@
-import dataclasses
 import importlib.util
 import json
 import math
@@ -14,7 +13,7 @@ from train.data.augmentation import NUM_DRAWS, halve
 from train.kinds.classes import CLASSES
 from train.networks.models import Pixels, build_network
 from train.training.config import TrainConfig
-from train.training.session import open_session, session_of
+from train.training.session import session_of
 
 NUM_EXAMPLES = {"train": 30, "test": 11}
 SHAPE = (10, 8, 1)
@@ -30,12 +29,7 @@ def run_variants(data, variants, **variables):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-VARIANTS = [
-    {**QUICK, "gpus": 1},
-    {**QUICK, "gpus": 2},
-    {**ALL_ON, "gpus": 1},
-    {**ALL_ON, "gpus": 2},
-]
+VARIANTS = [{**recipe, "gpus": gpus} for recipe in (QUICK, ALL_ON) for gpus in (1, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +60,9 @@ def test_one_and_two_replicas_agree_also_with_all_that_the_recipe_has(runs):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
 def test_one_and_two_replicas_agree_on_jax(data):
-    ones, twos = [VARIANTS[0], VARIANTS[2]], [VARIANTS[1], VARIANTS[3]]
-    runs = run_variants(data, ones + twos, KERAS_BACKEND="jax")
-    check_agreement(runs[0], runs[2])
-    check_agreement(runs[1], runs[3])
+    runs = run_variants(data, VARIANTS, KERAS_BACKEND="jax")
+    check_agreement(*runs[:2])
+    check_agreement(*runs[2:])
     assert [run["num_traces"] for run in runs] == [1] * 4
 
 
@@ -183,23 +176,3 @@ def test_a_step_on_images_of_half_the_size_augments_and_mixes_those(data):
     expected, _ = objective.prepare(halve(images), labels, draws)
     assert prepared.shape == (4, 5, 4, 1)
     np.testing.assert_array_equal(prepared, expected)
-
-
-def test_the_augmentation_knows_that_the_images_are_padded(data):
-    session = session_with(data, augment=True, mixup=0.3)
-    draws = np.random.default_rng(1).random((4, NUM_DRAWS), np.float32)
-    black = np.zeros((4, *SHAPE), np.uint8), np.eye(4, dtype=np.float32), draws
-    for fit in ("pad", "stretch"):
-        manifest = dataclasses.replace(session.data.manifest, preprocessing={"fit": fit})
-        changed = dataclasses.replace(session.data, manifest=manifest)
-        objective = open_session(session.plan, changed, session.devices).objective
-        assert np.any(objective.prepare(*black)[0]) == (fit == "stretch")
-
-
-def test_class_weights_are_frequencies_to_a_negative_power_with_mean_1():
-    counts = np.array([90, 9, 1])
-    for power in (0.0, 0.5, 1.0):
-        weights = np.array(CLASSES.class_weights(counts.tolist(), 100, power))
-        assert weights @ counts / counts.sum() == pytest.approx(1)
-        np.testing.assert_allclose(weights[0] / weights, (counts / counts[0]) ** power)
-    assert CLASSES.class_weights([4, 0, 4], 8, 1.0) == (1.0, 0.0, 1.0)

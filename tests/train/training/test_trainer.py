@@ -2,7 +2,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import shutil
 import signal
 from collections import Counter
@@ -31,7 +30,6 @@ from marked_images import (
     write_marked_dataset,
 )
 
-from tfrecord_io import Manifest
 from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.format.kinds import CLASSES, MULTI_LABEL
 from tfrecord_io.reading.mapped import MappedDataset
@@ -43,8 +41,7 @@ from train.data.seen import read_seen
 from train.extras.bucket import open_run
 from train.machine.errors import TrainingError
 from train.machine.places import RunFolder
-from train.networks.export import export_model
-from train.results.classifier import load_classifier, predict_images
+from train.results.classifier import load_classifier
 from train.training import monitors, training_loop
 from train.training.checkpoint import load_checkpoint
 from train.training.config import TrainConfig
@@ -106,32 +103,11 @@ def test_it_learns_and_is_measured_after_its_last_epoch_on_the_test_split_by_pat
     assert metrics["scores"]["accuracy"]["value"] > 0.4  # chance is 0.25
 
 
-@pytest.mark.slow
-def test_a_result_at_chance_after_fewer_epochs_than_usual_says_so(tmp_path, capsys):
-    data, workdir = tmp_path / "data", tmp_path / "run"
-    write_marked_dataset(data, num_examples={"train": 20, "val": 8, "test": 30})
-    few = {"epochs": 1, "learning_rate": 1e-9, "replica_batch_size": 20}
-    assert train(data, workdir, **few) == 0
-    assert "note: 1 step is few: without --epochs it trains 300 epochs" in capsys.readouterr().out
-    assert train(data, workdir, **few | {"epochs": 2}) == 2
-    said = capsys.readouterr().err
-    assert "epochs: 1 in the folder, 2 requested\nTrain on from that run with --init" in said
-
-
 def test_a_complete_run_is_not_repeated(class_run, class_data, capsys):
     before = {path: path.stat().st_mtime_ns for path in class_run.rglob("*.npz")}
     assert train_and_evaluate(config_of(class_data), class_run) == metrics_of(class_run)
     assert "complete" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in class_run.rglob("*.npz")} == before
-
-
-@pytest.mark.slow
-def test_damaged_metrics_are_measured_again(class_run, class_data, tmp_path):
-    workdir = shutil.copytree(class_run, tmp_path / "run")
-    (workdir / "metrics.json").write_text('{"split')
-    with without_saved_model():
-        again = train_and_evaluate(config_of(class_data), workdir)
-    assert again == metrics_of(class_run)
 
 
 def claimed(config, folder, **how):
@@ -179,14 +155,6 @@ def test_overwrite_replaces_a_run_at_the_first_checkpoint_and_nothing_else(
         now = files_of(folder)
         assert now == before or ends == "with one"
     assert now.keys() == {*mine, "config.json", "checkpoint.npz"}
-    # A model is exported again without what others keep beside it.
-    model = keras.Sequential([keras.Input((2, 2, 1), dtype="uint8"), keras.layers.Flatten()])
-    (folder / "export" / "model.onnx").write_bytes(b"old")
-    with without_saved_model():
-        manifest = Manifest.load(class_data)
-        export_model(model, folder / "export", manifest, splits=["train"])
-    assert {name: files_of(folder).get(name) for name in mine} == mine
-    assert not (folder / "export" / "model.onnx").exists()
 
 
 def test_overwrite_that_is_refused_leaves_the_run_as_it_was(
@@ -263,15 +231,6 @@ def test_what_cannot_be_learned_is_refused_before_a_folder_is_made(class_run, tm
 
 
 @pytest.mark.slow
-def test_weights_that_went_out_of_range_in_the_last_step_are_a_failed_run(class_data, tmp_path):
-    """Nobody sees the loss of the step that would come next."""
-    fields = {"epochs": 1, "replica_batch_size": 90, "learning_rate": 1e30, "optimizer": "sgd"}
-    with pytest.raises(TrainingError, match="probabilities that are not numbers on val"):
-        train_and_evaluate(config_of(class_data, **fields), tmp_path / "run")
-    assert not (tmp_path / "run" / "export").exists()
-
-
-@pytest.mark.slow
 def test_one_image_and_all_defaults_are_a_run_that_says_what_it_lacks_and_ends_with_the_export(
     tmp_path, capsys
 ):
@@ -285,9 +244,7 @@ def test_one_image_and_all_defaults_are_a_run_that_says_what_it_lacks_and_ends_w
     found = metrics_of(workdir)
     assert (found["split"], found["best_epoch"], found["steps"]) == (None, 2, 2)
     assert not (workdir / "predictions.csv").exists()
-    classifier = load_classifier(workdir)
-    probabilities = predict_images(classifier, np.zeros((1, 12, 12, 1), np.uint8))
-    assert probabilities.shape == (1, len(OCT_NAMES))
+    assert load_classifier(workdir).label_names == OCT_NAMES
 
 
 @pytest.mark.slow
@@ -347,10 +304,6 @@ def test_the_weights_that_a_run_ends_with_are_kept_before_the_checkpoint_that_sa
     check_equal(arrays_of(workdir / "best.npz", "model"), kept)
     at_the_end = arrays_of(workdir / "checkpoint.npz", "model")
     assert same_values(kept, at_the_end) == (ema_decay == 0)
-    (workdir / "best.npz").unlink()
-    (workdir / "metrics.json").unlink()
-    with pytest.raises(TrainingError, match=r"best\.npz is missing; remove checkpoint\.npz"):
-        train_and_evaluate(config, workdir)
 
 
 @pytest.mark.parametrize(
@@ -489,11 +442,6 @@ def test_every_image_is_predicted_once_by_the_fold_that_has_not_seen_it(finished
         folder = finished / f"fold-{fold}"
         seen = set(pq.read_table(folder / "seen.parquet")["key"].to_pylist())
         assert seen == everyone - {row["key"] for row in rows_of(folder)}
-    claim = r"those that it judged of these 60 images of \d+ patients: it had seen no image with"
-    assert re.search(claim, (finished / "report.html").read_text())
-    # The page of a fold shows mistakes, and no map of them, which would take longest.
-    page = (folder / "report.html").read_text()
-    assert ("Mistakes" in page, "what mattered" in page) == (True, False)
 
 
 @pytest.mark.slow
@@ -507,8 +455,6 @@ def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
     assert accuracy["low"] <= right <= accuracy["high"]
     assert [one["fold"] for one in metrics["folds"]] == [0, 1]
     assert metrics["spread"]["accuracy"]["std_over_folds"] is not None
-    plots = {path.name for path in (finished / "plots").iterdir()}
-    assert plots == {"confusion.svg", "roc.svg", "reliability.svg"}
 
 
 @pytest.mark.slow
