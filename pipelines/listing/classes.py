@@ -5,8 +5,7 @@ from __future__ import annotations
 import collections
 import posixpath
 import re
-import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,9 +17,6 @@ from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
 from pipelines.listing.refs import RejectedFile, counts_of, iterate_refs
 from tfrecord_io.format.kinds import CLASSES
 from tfrecord_io.terminal.printing import counted, listed, printable
-
-# With more classes than this, each needs more images than a few: else they may be patients.
-_MANY_CLASSES, _FEW_IMAGES = 20, 2
 
 # So many names are shown.
 _SHOWN = 6
@@ -77,8 +73,8 @@ def with_classes(images: Images, options: ListingOptions) -> Images:
     """Returns the images of the chosen classes, and the names of these; each file is counted.
 
     Raises:
-        errors.UserError: if a chosen class has no images, many classes have an image or two, or a
-            split has none of the classes of train.
+        errors.UserError: if a chosen class has no images, or a split has none of the classes of
+            train.
     """
     counts = collections.Counter[str]()
     for label, count in counts_of(images.table["label"]).items():
@@ -95,7 +91,7 @@ def with_classes(images: Images, options: ListingOptions) -> Images:
         ignored = collections.Counter(class_not_chosen=num_others)
         images = images.then(images.table.filter(is_chosen), Ledger(ignored=ignored))
     if options.label_kind == CLASSES and not chosen:
-        _require_classes(images.table, counts, has_layout=bool(options.layout))
+        _require_classes_of_train(images.table)
     names = chosen or (options.label_columns and images.label_names)
     if not names:
         places = {name: place for place, name in enumerate(images.label_names)}
@@ -105,15 +101,8 @@ def with_classes(images: Images, options: ListingOptions) -> Images:
     ).checked()
 
 
-def _require_classes(refs: pa.Table, counts: Mapping[str, int], *, has_layout: bool) -> None:
-    median = statistics.median(counts.values()) if counts else 0
-    if len(counts) > _MANY_CLASSES and median <= _FEW_IMAGES and not has_layout:
-        raise errors.UserError(
-            f"half of the {len(counts):,} classes have {median:g} images or fewer: "
-            f"{listed(sorted(map(printable, counts)), _SHOWN)}. If they are patients, find the "
-            "class with --label_regex or --labels; if they are classes, say so with --layout class "
-            "or --classes"
-        )
+def _require_classes_of_train(refs: pa.Table) -> None:
+    """Refuses a split that has none of the classes of train, such as test/images/1.png."""
     pairs = refs.group_by(["split", "label"]).aggregate([("path", "min"), ("path", "max")])
     rows = pairs.to_pylist()
     train = {row["label"] for row in rows if row["split"] == "train"}

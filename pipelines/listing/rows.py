@@ -64,16 +64,16 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
     lost = [row for row, places in enumerate(found) if not places]
     if len(lost) == len(found):
         raise _refused("no row has the path of a file", lost, found, names, labels)
-    row_of_file, num_repeated = dict[int, int](), 0
+    row_of_file = dict[int, int]()
     facts = [name for name in ("label", "patient", "split", _SITE) if name in table.column_names]
-    for row, (place, *_) in ((row, places) for row, places in enumerate(found) if places):
-        first = row_of_file.setdefault(place, row)
-        num_repeated += first != row
-        if first != row and any(table[name][first] != table[name][row] for name in facts):
-            raise errors.UserError(
-                f"--labels {labels.name}: rows {first + 1:,} and {row + 1:,} both name "
-                f"{names[place]!a}, and say different things of it; a file needs one row"
-            )
+    for row, places in enumerate(found):
+        for place in places:
+            first = row_of_file.setdefault(place, row)
+            if first != row and any(table[name][first] != table[name][row] for name in facts):
+                raise errors.UserError(
+                    f"--labels {labels.name}: rows {first + 1:,} and {row + 1:,} both name "
+                    f"{names[place]!a}, and say different things of it; a file needs one row"
+                )
     places = sorted(row_of_file)
     rows = table.take(pa.array([row_of_file[place] for place in places], pa.int64()))
     known = files.table.take(pa.array(places, pa.int64()))
@@ -114,7 +114,7 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
             f"{counted(len(lost), 'row')} of the table of --labels have no file in the input, such "
             f"as row {lost[0] + 1:,} ({paths[lost[0]]!a})"
         )
-    if num_repeated:
+    if num_repeated := len(found) - len(lost) - len(row_of_file):
         notes.append(
             f"{num_repeated:,} rows of the table of --labels repeat the label of a file; what its "
             "first row says in other columns is kept"

@@ -52,13 +52,6 @@ def test_a_pattern_that_finds_no_patient_is_refused():
         list_files(files, patient_regex="eye([0-9])")
 
 
-def test_many_classes_of_an_image_or_two_are_refused_unless_they_are_named():
-    files = drawn("p{1..30}/{1..2}.png")
-    with pytest.raises(errors.UserError, match="--layout class"):
-        list_files(files)
-    assert len(list_files(files, layout=("class",)).label_names) == 30
-
-
 def test_a_split_without_a_class_of_train_is_refused_with_the_pattern_that_leaves_it_out():
     files = drawn("train/{A,B}/{1..3}.png\ntest/images/{1..3}.png")
     with pytest.raises(errors.UserError, match=r"--exclude_regex '\(\^\|/\)test/images/'"):
