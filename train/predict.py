@@ -93,7 +93,7 @@ def predict(arguments: argparse.Namespace) -> int:
     for reject, names in rejected.items():
         were = "was" if len(names) == 1 else "were"
         refuse(f"{listed(names)} {were} not predicted: {reject}")
-    _sum_up(shown, classifier, with_legend=arguments.format == "table")
+    _sum_up(shown)
     return 1 if rejected else 0
 
 
@@ -145,30 +145,17 @@ def _row(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
     return row if prediction.above is None else row | {ABOVE: list(prediction.above)}
 
 
-def _sum_up(shown: Sequence[Prediction], classifier: Classifier, *, with_legend: bool) -> None:
-    """Prints what columns mean and the shares of the answers, on standard error."""
+def _sum_up(shown: Sequence[Prediction]) -> None:
+    """Prints the shares of the answers, on standard error."""
     are_patients = any(prediction.num_images is not None for prediction in shown)
     answers = [
         str(prediction.predicted) for prediction in shown if prediction.probabilities is not None
     ]
-    lines = []
-    if with_legend and are_patients:
-        lines.append(
-            "path: of the image that decided most; the probabilities are means over the images"
-        )
-    if with_legend and any(prediction.reject for prediction in shown):
-        lines.append("reject: why there is no answer")
-    if with_legend and classifier.thresholds:
-        wanted = f"{classifier.thresholds[0]['wanted_sensitivity']:.0%}"
-        lines.append(
-            f"{ABOVE}: whose threshold is reached; each found {wanted} of its cases in validation"
-        )
     counts = collections.Counter(answers).most_common(11)
     shares = [f"{name} {count:,} ({count / len(answers):.0%})" for name, count in counts]
     total = counted(len(answers), "patient" if are_patients else "image")
     shown_shares = f": {', '.join(shares[:10])}{', …' * (len(shares) > 10)}" if shares else ""
-    for line in (*lines, total + shown_shares):
-        print(printable(line), file=sys.stderr)
+    print(printable(total + shown_shares), file=sys.stderr)
 
 
 main = console.TrainerCommand(

@@ -179,17 +179,6 @@ def test_wrong_options_are_refused_before_anything_is_predicted(
     assert message in capsys.readouterr().err
 
 
-def test_the_page_shows_the_training_run_beside_this_dataset(class_run, measured):
-    page = (measured / "report.html").read_text()
-    assert "Beside the training run" in page
-    section = page.partition('id="comparison"')[2].partition("</section>")[0]
-    row = section.partition("accuracy")[2].partition("</tr>")[0]
-    for folder in (class_run, measured):
-        assert f"{100 * metrics_of(folder)['scores']['accuracy']['value']:.1f} %" in row
-    # The page of the run itself compares with nothing.
-    assert "Beside the training run" not in (class_run / "report.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -222,18 +211,3 @@ def test_shapes_that_the_training_images_lack_are_warned_of(class_run, other, tm
     said = capsys.readouterr().err
     assert "1.8 times as wide as high, which no training image is (those are 1.0 times)" in said
     assert "2.5:1" not in said  # only those of the split
-
-
-def test_names_of_labels_cannot_control_the_terminal(class_run, tmp_path, capsys):
-    names = (*OCT_NAMES[:3], "\x1b]0;title\x07")
-    write_marked_dataset(tmp_path, num_examples={"test": 8}, label_names=names)
-    assert evaluated(class_run, tmp_path) == 2
-    assert r"\x1b]0;title\x07" in capsys.readouterr().err
-    run = edited_run(class_run, tmp_path / "run", label_names=names)
-    (run / "export" / "thresholds.json").unlink()
-    assert evaluated(run, tmp_path) == 0
-    told = capsys.readouterr().out
-    assert "\x1b" not in told
-    assert r"\x1b]0;title\x07" in told
-    # The summary in words stands before the table.
-    assert told.index("named the right class") < told.index("balanced accuracy")

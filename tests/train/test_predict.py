@@ -174,9 +174,6 @@ def test_by_patient_the_mean_of_the_images_answers(run_folder, files, tmp_path, 
     run = shutil.copytree(run_folder, tmp_path / "run")
     Seen(origin={"patients": '["^(p[0-9])-", null, false]'}).write(run / "seen.parquet")
     assert answer(capsys, run, folder, code=1, format="csv", by="patient").out == said.out
-    legend = answer(capsys, run, folder, code=1, by="patient").err
-    assert "path: of the image that decided most" in legend
-    assert "reject: why there is no answer" in legend
 
 
 def test_several_runs_of_the_same_classes_and_the_folds_of_one_answer_by_their_mean(

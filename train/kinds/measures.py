@@ -31,12 +31,6 @@ NUM_CALIBRATION_BINS = 15
 LEAST_PROBABILITY = 1e-7
 
 
-def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean negative log of the probability of the truth, in nats."""
-    of_truth = probabilities[np.arange(len(labels)), labels].astype(np.float64)
-    return float(-np.log(np.maximum(of_truth, LEAST_PROBABILITY)).mean())
-
-
 def area_under_curve(
     is_positive: np.ndarray, ranking: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:

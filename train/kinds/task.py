@@ -232,7 +232,9 @@ class Task(abc.ABC):
 
     def mean_loss(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
         """Returns the mean loss of predictions, comparable with that of `losses`."""
-        return measures.cross_entropy(*self.choices(probabilities, truths))
+        answers, right = self.choices(probabilities, truths)
+        of_truth = answers[np.arange(len(right)), right].astype(np.float64)
+        return float(-np.log(np.maximum(of_truth, measures.LEAST_PROBABILITY)).mean())
 
     def accuracy(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
         """Returns the share of right answers."""

@@ -15,7 +15,6 @@ from tfrecord_io.pages import page
 from tfrecord_io.pages.pictures import data_url
 from tfrecord_io.terminal.printing import counted, listed, sentence
 from train.kinds import words
-from train.kinds.task import View
 from train.results.metrics import FEW_BEHIND
 from train.results.mistakes import SEEN, ShownAnswer
 
@@ -97,18 +96,20 @@ def top(result: Result) -> list[Any]:
     blocks += [page.Note(caution, "caution") for caution in cautions if caution]
     more = [page.Note(lead, "lead") for lead in leads]
     blocks.append(page.Details("More on this result", more, "fold") if more else None)
-    figures = _figures_on_top(result)
+    # Beside the sentences stand right and wrong answers, and mistakes.
+    table = _small_matrix(result)
+    figures: list[Any] = []
+    if table:
+        figures.append(page.Box([table._replace(caption=table.label), _COLOURS]))
+    if mistakes := result.mistakes[:_MISTAKES_ON_TOP]:
+        pictures = [
+            (data_url(mistake.pictures[SEEN], _SIDE_ON_TOP), _describe(mistake))
+            for mistake in mistakes
+        ]
+        link = page.markup('<a href="#answers">Mistakes</a>, the surest first')
+        figures += [link, page.Pictures(pictures)]
     beside = [page.Box(blocks, ""), page.Box(figures, "") if figures else ""]
     return [page.Box(beside, "beside"), *_tiles(result)]
-
-
-def _figures_on_top(result: Result) -> list[Any]:
-    """Returns what stands beside the first sentences: right and wrong answers, and mistakes."""
-    table, mistakes = _small_matrix(result), result.mistakes[:_MISTAKES_ON_TOP]
-    blocks = [page.Box([table._replace(caption=table.label), _COLOURS])] if table else []
-    pictures = [(data_url(each.pictures[SEEN], _SIDE_ON_TOP), _describe(each)) for each in mistakes]
-    link = page.markup('<a href="#answers">Mistakes</a>, the surest first')
-    return [*blocks, link, page.Pictures(pictures)] if pictures else blocks
 
 
 def _small_matrix(result: Result) -> page.Table | None:
@@ -150,11 +151,6 @@ def _cell(scores: Mapping[str, Any], name: str, total: int | None = None) -> Any
     return page.Measure(form(value), words.count_of(value, total), interval, ends)
 
 
-def _name(view: View, small: str = "") -> page.Cell:
-    """Returns the first cell of a row; a group stands below a line."""
-    return page.Cell(view.name, small, "view" if view.is_group else "")
-
-
 def _folded(text: str) -> page.Details:
     """Returns a text that a phone shows after a click."""
     return page.Details("What the figures mean", [text], "fold")
@@ -167,17 +163,6 @@ def _columns(first: Iterable[str], measures: Iterable[str]) -> list[str]:
 def _describe(example: ShownAnswer) -> str:
     answer = example.answer
     return f"truth {answer.true}, answer {answer.predicted}, {example.path}"
-
-
-def _figure(example: ShownAnswer) -> page.Figure:
-    """Returns the pictures of an answer, and what it is."""
-    answer, urls = example.answer, example.urls()
-    sides = [(source, f"{what}: {_describe(example)}", "") for what, source in urls.items()]
-    caption = "truth <strong>{}</strong>, answer <strong>{}</strong>, {} sure"
-    sure = words.percent(answer.probability)
-    return page.Figure(
-        sides, page.markup(caption, answer.true, answer.predicted, sure), example.path
-    )
 
 
 # ---- sections
@@ -204,7 +189,8 @@ def classes(result: Result) -> Section:
         cells = [
             _cell(metrics["scores"], name, total) for name, total in zip(names, totals, strict=True)
         ]
-        rows.append([_name(view, small), counts.get(view.name, totals[0]), *cells])
+        name = page.Cell(view.name, small, "view" if view.is_group else "")
+        rows.append([name, counts.get(view.name, totals[0]), *cells])
     columns = _columns((kind.noun, "images"), task.label_measures)
     card = page.Box([page.Table(f"Measures of each {kind.noun}", columns, rows)])
     return kind.plural.capitalize(), [_folded(about), card]
@@ -266,8 +252,21 @@ def answers(result: Result) -> Section:
             f"The {len(result.mistakes)} of {num_wrong:,} wrong answers with the highest "
             "probability.{} A click on a picture enlarges it."
         )
-        figures = page.Box([_figure(each) for each in result.mistakes], "figures")
-        blocks += [page.Heading("Mistakes"), page.markup(about, result.legend), figures]
+        figures = []
+        for mistake in result.mistakes:
+            answer = mistake.answer
+            pictures = mistake.urls().items()
+            sides = [(url, f"{what}: {_describe(mistake)}", "") for what, url in pictures]
+            caption = page.markup(
+                "truth <strong>{}</strong>, answer <strong>{}</strong>, {} sure",
+                *(answer.true, answer.predicted, words.percent(answer.probability)),
+            )
+            figures.append(page.Figure(sides, caption, mistake.path))
+        blocks += [
+            page.Heading("Mistakes"),
+            page.markup(about, result.legend),
+            page.Box(figures, "figures"),
+        ]
     return "Answers", blocks
 
 

@@ -38,14 +38,13 @@ def describe_calibration(predictions: Predictions, temperature: float) -> dict[s
 
     The predictions are on other images than those that it was fitted to.
     """
-    ones = np.ones((1, len(predictions.truths)))
-
-    def error(probabilities: np.ndarray | None) -> float:
+    ones, found = np.ones((1, len(predictions.truths))), {"temperature": round(temperature, 6)}
+    sides = {"before": predictions.uncalibrated, "after": predictions.probabilities}
+    for when, probabilities in sides.items():
         answers = dataclasses.replace(predictions, probabilities=probabilities)
-        return round(float(predictions.task.score(answers, ones)["ece"][0]), 6)
-
-    before, after = error(predictions.uncalibrated), error(predictions.probabilities)
-    return {"temperature": round(temperature, 6), "ece_before": before, "ece_after": after}
+        error = predictions.task.score(answers, ones)["ece"][0]
+        found[f"ece_{when}"] = round(float(error), 6)
+    return found
 
 
 def threshold_for_sensitivity(
@@ -68,19 +67,17 @@ def threshold_for_sensitivity(
 def choose_thresholds(val: Predictions, wanted: float) -> list[dict[str, Any]]:
     """Returns a threshold of each view that reaches a sensitivity on validation.
 
-    The predictions for the validation split have the temperature of the network that is exported.
-
     Returns:
         the content of export/thresholds.json: a list of dicts with `view`, the `labels` whose
         probabilities are added up, `wanted_sensitivity`, `threshold`, and `val` with
         `num_positives`, `sensitivity` and `specificity`. A view without a positive validation image
         or whose threshold separates nothing has no entry, nor have many labels.
     """
-    task, names = val.task, val.label_names
+    task, names, chosen = val.task, val.label_names, []
+    if len(names) > MAX_VIEWS:
+        return []
     has = task.has(val.truths, len(names))
-    views = task.views(names) if len(names) <= MAX_VIEWS else []
-    chosen = []
-    for view in views:
+    for view in task.views(names):
         ranking, is_positive = view.ranking(val.probabilities), view.is_positive(has)
         threshold = threshold_for_sensitivity(ranking, is_positive, wanted)
         if threshold is None:

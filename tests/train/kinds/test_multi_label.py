@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 from answers import dataset_of, predictions_of, scores_of
 from marked_images import (
-    SMALL_RUN,
+    KERAS_ARRAY_WARNING,
     evaluated,
-    flags,
     history_of,
     metrics_of,
     picture_files,
     predicted,
     rows_of,
-    run_on_jax,
     train,
     write_marked_dataset,
 )
@@ -315,10 +313,3 @@ def test_a_cross_validation_measures_every_label(data, tmp_path):
     assert (measured["num_images"], measured["num_examples"]) == (120, 120)
     assert "macro_auc" in measured["folds"][0]["scores"]
     assert "cross-validation" in (workdir / "report.html").read_text()
-
-
-@pytest.mark.slow
-def test_jax_learns_several_labels(data, tmp_path):
-    words = [f"--data={data}", f"--workdir={tmp_path}", *flags(**SMALL_RUN | {"epochs": 36})]
-    run_on_jax("import sys; from train import run; sys.exit(run.main(sys.argv[1:]))", *words)
-    assert metrics_of(tmp_path)["scores"]["auc/mass"]["value"] > 0.9

@@ -13,7 +13,6 @@ from tfrecord_io.format.groups import Groups
 from tfrecord_io.terminal.errors import UserError
 from train.kinds.classes import CLASSES
 from train.kinds.measures import expected_calibration_error, predictive_values, rates_of
-from train.kinds.multi_label import MULTI_LABEL
 from train.results import thresholds
 
 
@@ -56,16 +55,6 @@ def test_few_right_answers_are_no_proof_and_a_temperature_stays_in_range():
     # Without anything to fit, the probabilities stay as they are.
     assert fit_temperature(np.zeros((0, 4)), np.zeros(0, int)) == pytest.approx(1)
     assert fit_temperature(np.zeros((9, 1)), np.zeros(9, int)) == pytest.approx(1)
-
-
-@given(seed=st.integers(0, 99), temperature=st.floats(0.25, 4))
-def test_applying_a_temperature_is_dividing_the_logits_by_it(seed, temperature):
-    logits = np.random.default_rng(seed).normal(size=(5, 4)) * 3
-    applied = CLASSES.cool(softmax(logits), temperature)
-    np.testing.assert_allclose(applied, softmax(logits / temperature), atol=1e-12)
-    sure = CLASSES.cool(np.array([[1, 0, 0]], np.float32), temperature)
-    assert sure.dtype == np.float32
-    assert sure[0].tolist() == [1, pytest.approx(0, abs=1e-8), pytest.approx(0, abs=1e-8)]
 
 
 def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
@@ -213,17 +202,3 @@ def test_a_damaged_file_of_thresholds_is_refused_by_name(tmp_path, content):
     (tmp_path / "thresholds.json").write_text(content)
     with pytest.raises(UserError, match=r"thresholds\.json does not hold thresholds"):
         thresholds.read_thresholds(tmp_path, OCT_NAMES)
-
-
-@pytest.mark.parametrize(
-    ("task", "num_labels", "num_views"),
-    [(CLASSES, 2, 2), (CLASSES, 40, 40), (CLASSES, 41, 0), (MULTI_LABEL, 1, 1)],
-)
-def test_each_label_has_a_view_unless_they_are_very_many(task, num_labels, num_views):
-    names = tuple(f"label {index}" for index in range(num_labels))
-    truths = np.arange(num_labels) if task is CLASSES else np.eye(num_labels) > 0
-    answers = predictions_of(0.5 + 0.1 * np.eye(num_labels), truths, names, task)
-    found = thresholds.choose_thresholds(answers, 0.9)
-    assert [entry["labels"] for entry in found] == [[name] for name in names[:num_views]]
-    # Only the classes of the OCT dataset have a view that is a sum of others.
-    assert len(task.views(OCT_NAMES)) == 4 + (task is CLASSES)

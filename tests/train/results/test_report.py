@@ -1,7 +1,5 @@
-import base64
 import dataclasses
 import functools
-import io
 import re
 from pathlib import Path
 
@@ -11,7 +9,6 @@ from answers import dataset_of, dataset_with, measured, predictions_of, scores_o
 from dataset_factory import bare_manifest, split_of
 from marked_images import OCT_NAMES, write_marked_dataset
 from pages import Page, needs_chromium, require_good_page, require_shown, words
-from PIL import Image
 
 import tfrecord_io
 from tfrecord_io.pages.pictures import picture
@@ -184,18 +181,6 @@ def test_each_kind_of_run_has_a_page_of_modest_size_that_says_so(changes, phrase
     assert len(text) < 500_000
 
 
-def test_the_worst_mistakes_are_shown_with_their_maps(full, text):
-    figures = re.findall(r"<figure.*?</figure>", text, re.S)
-    assert len(figures) == len(full["mistakes"])
-    assert len(full["mistakes"]) <= MAX_MISTAKES
-    pictures = re.findall(r"data:image/png;base64,([^\"]+)", figures[0])
-    opened = [Image.open(io.BytesIO(base64.b64decode(data))) for data in pictures]
-    assert [picture.mode for picture in opened] == ["L", "RGB"]
-    shown = full["mistakes"][0].pictures[SEEN]
-    np.testing.assert_array_equal(np.asarray(opened[0]), np.asarray(shown))
-    assert full["mistakes"][0].path in figures[0]
-
-
 def test_right_and_wrong_answers_and_mistakes_stand_on_top_and_prose_is_folded(full, text):
     top, rest = text.split("<main", 1)
     title = "Answers for the images of each class"
@@ -298,16 +283,6 @@ def test_an_evaluation_names_the_run_and_its_data_and_compares_class_by_class():
     places = [rows.index(f" {name} ") for name in ("accuracy", *OCT_NAMES)]
     assert places == sorted(places)
     assert rows.count("sensitivity") == 5
-
-
-def test_figures_on_top_have_intervals_and_stand_beside_those_by_patient():
-    made = report_of()
-    entry = {"value": 0.5, "low": 0.4, "high": 0.6}
-    text = page_of(**made | {"metrics": made["metrics"] | {"by_patient": {"ece": entry}}})
-    tiles = words(f"<body>{text[text.index('<dl') : text.index('</dl>')]}")
-    low, high = (f"{100 * made['metrics']['scores']['ece'][end]:.1f}" for end in ("low", "high"))
-    assert f"calibration error {low} to {high} by patient 50.0 % (40.0 to 60.0)" in tiles
-    assert text.index("not a medical device") < text.index("<dl")
 
 
 # ---- in a browser
