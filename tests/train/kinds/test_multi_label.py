@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from answers import dataset_of, predictions_of, scores_of
 from marked_images import (
-    KERAS_ARRAY_WARNING,
     evaluated,
     history_of,
     metrics_of,
