@@ -174,12 +174,7 @@ def plan_images(options: BuildOptions, source: Source, files: SmallFiles) -> Pla
 def planned(options: BuildOptions, output: Folder) -> Iterator[Job | None]:
     """Plans a build into a folder, and locks the folder until the block ends.
 
-    Args:
-        options: what the user chose.
-        output: folder of the dataset.
-
-    Yields:
-        the job, or None if the output is already complete.
+    Yields the job, or None if the output is already complete.
 
     Raises:
         errors.UserError: if the input is unusable, or the output is locked or holds another

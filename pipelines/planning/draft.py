@@ -30,13 +30,8 @@ def make_draft(
     """Returns the manifest, as far as the listing tells it.
 
     Its `options` are the identity: everything that decides the bytes of the dataset, by flag.
-
-    Args:
-        images: the images.
-        pixels: how they are decoded.
-        label_kind: what an example's label can be.
-        name: of the dataset; None for that of the source.
-        decided: the identities of the splits and the plan.
+    `decided` are the parts of it from the splits and the plan. The default `name` is that of the
+    source.
 
     Raises:
         errors.UserError: if there are DICOM files, and one of their codecs is not installed; or a

@@ -135,13 +135,8 @@ def assign_splits(
 ) -> tuple[Images, pa.Table, list[str]]:
     """Decides every image's split and drops the images that the options exclude.
 
-    Args:
-        images: the images.
-        options: what the user chose.
-        read_content: returns a name for the content of each image's file, which is the same for
-            copies of a file. Called only for new splits, for images of which neither patient nor
-            study is known.
-        label_kind: what an example's label can be.
+    `read_content` returns a name for the content of each image's file, see `content_names`. It is
+    called only for new splits, for images of which neither patient nor study is known.
 
     Returns:
         the images kept, in their order; the images left out, a table of `DROPPED_SCHEMA`; and what

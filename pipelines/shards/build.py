@@ -18,7 +18,6 @@ from pipelines import errors
 from pipelines.listing.refs import RejectedFile
 from pipelines.planning.plan import ShardTask
 from pipelines.sources.source import Source
-from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.findings import Check
 from tfrecord_io.format import manifest
 from tfrecord_io.format.statistics import PixelStatistics
@@ -124,10 +123,6 @@ class Build:
                     "match its sidecar; run the same command to write it again"
                 )
         return [finished[task.index] for task in tasks]
-
-    def open_images(self) -> twins.ImageReader:
-        """Returns a reader of the pictures in the shards."""
-        return twins.ImageReader(self.draft.layout, self.output)
 
     def read_rows(self, task: ShardTask) -> pa.Table:
         """Returns the rows of the examples table that a finished task has made."""

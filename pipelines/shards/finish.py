@@ -41,11 +41,6 @@ from tfrecord_io.format.examples import (
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.printing import csv_cell
 
-# Options with which some reasons go away.
-_HINTS = {
-    "transparency": "; --background black or white shows transparent pictures",
-}
-
 # Reasons whose details say what to do.
 _TOLD_BY_EXAMPLE = {"link", "no_label", "not_an_image", "not_a_number", "unreadable_member"}
 
@@ -121,7 +116,7 @@ def describe_images(
     originals = np.flatnonzero(are_originals(rows))
     num_variants = rows.num_rows - len(originals)
     made = _make_manifest(build, tasks, sidecars, rejects, num_variants)
-    examples, images = audited(rows), build.open_images()
+    examples, images = audited(rows), twins.ImageReader(made.layout, storage)
     same = twins.find_twins(examples, images, build.draft)
     result = audit.audit_examples(examples, same, made, build.checks)
     made = dataclasses.replace(made, audit={**made.audit, **result.to_dict()})
@@ -153,7 +148,8 @@ def list_rejects(
     num_images, over_limit = num_planned + num_listed, counts["over_limit"]
     reasons = collections.Counter(reject.reason for reject in rejects)
     why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
-    why += "".join(hint for reason, hint in _HINTS.items() if reasons[reason])
+    if "transparency" in reasons:
+        why += "; --background black or white shows transparent pictures"
     for reason in sorted(_TOLD_BY_EXAMPLE & reasons.keys()):
         details = [reject.detail for reject in rejects if reject.reason == reason]
         why += f"; {reason}: {max(details, key=details.count)}" if any(details) else ""

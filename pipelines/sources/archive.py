@@ -32,8 +32,8 @@ from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.printing import counted
 
 _ENCRYPTED = 0x1
-# Methods of compression that are not read; stored (0) and Deflate (8) are.
-_METHODS = {9: "Deflate64", 12: "bzip2", 14: "LZMA", 20: "zstd", 93: "zstd", 95: "xz", 98: "PPMd"}
+# Methods of compression that are not read, but for stored (0) and Deflate (8), which are.
+_METHODS = {9: "Deflate64, 9", 12: "bzip2, 12", 14: "LZMA, 14", 93: "zstd, 93"}
 
 
 def version_of(file: Path | int) -> tuple[int, int]:
@@ -248,11 +248,11 @@ def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
         ) from None
     if other := [info for info in infos if info.compress_type not in (0, 8)]:
         method = other[0].compress_type
-        name = f"{_METHODS[method]} (method {method})" if method in _METHODS else f"method {method}"
         raise errors.UserError(
-            f"{shown} has {counted(len(other), 'member')} compressed by {name}, which is not read, "
-            f"such as {other[0].filename!r}. Unpack it with the program that packed it, and give "
-            "the folder as --input; or pack it again with zip, which uses Deflate"
+            f"{shown} has {counted(len(other), 'member')} compressed by a method that is not "
+            f"read ({_METHODS.get(method, method)}), such as {other[0].filename!r}. Unpack it with "
+            "the program that packed it, and give the folder as --input; or pack it again with "
+            "zip, which uses Deflate"
         )
     if unknown := [info.filename for info in infos if archives.name_of(info) is None]:
         name = shown.rpartition("/")[2]

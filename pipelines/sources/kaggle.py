@@ -60,7 +60,11 @@ def download_archive(dataset: str, download_dir: Path) -> Path:
         ):
             if not archive.exists():  # another process may have finished it meanwhile
                 part = archive.with_name(f"{archive.name}.part") / archive.name
-                _fetch(client, dataset, part)
+                try:  # if it fails, the bytes that arrived are kept
+                    with contextlib.redirect_stdout(sys.stderr):
+                        client.dataset_download_files(dataset, path=str(part.parent), quiet=False)
+                except (requests.RequestException, ValueError) as error:
+                    raise _refusal(error, f"download {dataset}") from None
                 require_sound(part, archive)
                 with part.open("rb") as file:
                     os.fsync(file.fileno())  # the content before the name
@@ -97,15 +101,6 @@ def _log_in() -> Any:
     except requests.RequestException as error:
         raise _refusal(error, "log in") from None
     return client
-
-
-def _fetch(client: Any, dataset: str, part: Path) -> None:
-    """Downloads or resumes an archive to a path; if it raises, the bytes that arrived are kept."""
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            client.dataset_download_files(dataset, path=str(part.parent), quiet=False)
-    except (requests.RequestException, ValueError) as error:
-        raise _refusal(error, f"download {dataset}") from None
 
 
 def _refusal(error: Exception, what: str) -> errors.MessageError:

@@ -307,8 +307,8 @@ class _Task(NamedTuple):
         return f"{ARCHIVE_FOLDER}/{self.split}/{self.label}/{file}"
 
 
-def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:
-    """Distributes a number of images over (split, label) as in the Kermany archive.
+def _plan_tree(num_examples: int, seed: int) -> list[_Task]:
+    """Returns all files to draw, in a fixed order, with their patients, classes and splits.
 
     val and test get about a tenth each, with equal classes; train has the real proportions of
     classes. Each class of each split gets at least one image, if there are at least 12.
@@ -320,12 +320,7 @@ def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:
     sizes = {
         ("train", name): 1 + int(n) for name, n in zip(LABEL_NAMES, np.diff(ends), strict=True)
     }
-    return sizes | {(split, label): held_out for split in SPLITS[1:] for label in LABEL_NAMES}
-
-
-def _plan_tree(num_examples: int, seed: int) -> list[_Task]:
-    """Returns all files to draw, in a fixed order, with their patients, classes and splits."""
-    sizes = split_sizes(num_examples)
+    sizes |= {(split, label): held_out for split in SPLITS[1:] for label in LABEL_NAMES}
     rng = np.random.default_rng((3, seed, num_examples))
     patients = iter(rng.choice(9_999_999, num_examples, replace=False).tolist())
     tasks: list[_Task] = []

@@ -149,7 +149,7 @@ def place_of(
 
     Args:
         storage: the output folder.
-        identity: everything that decides the bytes of the dataset.
+        identity: see `fingerprint`.
         shards: the names of the shards that the build writes.
         overwrite: whether any dataset may be replaced.
         has_lock: whether the lock of the folder proves that no other build is writing it.

@@ -98,15 +98,10 @@ def build_of(scans: str, *flags: str) -> Any:
 
 def prepare(source: Path | str, output: Path | str, *more: str):
     """Returns a block in which the build is listed and planned, and its output is locked."""
-    return prepare_flags(arguments(source, output, IN_MEMORY, *more))
-
-
-def prepare_flags(argv: Sequence[str]):
-    """Returns the block of `prepare` for all flags of a build."""
     from pipelines.build_tfrecords import planned
     from pipelines.stores.output_folder import open_output
 
-    options = parsed(argv)
+    options = parsed(arguments(source, output, IN_MEMORY, *more))
     return planned(options, open_output(options.output.output))
 
 

@@ -122,9 +122,7 @@ def test_what_a_remote_engine_says_of_a_failure_is_kept_and_shortened(error, mes
     assert str(raised.value) == message
 
 
-def test_a_job_server_that_does_not_answer_is_named_before_anything_is_read(
-    monkeypatch,
-):
+def test_a_job_server_that_does_not_answer_is_named_before_anything_is_read(monkeypatch):
     monkeypatch.setattr(engine, "_JOB_SERVER_SECONDS", 0.2)
     with pytest.raises(errors.BuildError, match="no job server answers at --job_endpoint localh"):
         engine.make_pipeline(["--runner=PortableRunner", "--job_endpoint=localhost:9"])

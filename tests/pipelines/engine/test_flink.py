@@ -47,11 +47,7 @@ def local_shards(many_scans, tmp_path_factory):
 
 @pytest.mark.parametrize("victim", ["task_manager", "worker_pool"])
 def test_a_part_that_is_killed_in_mid_job_loses_and_doubles_nothing(
-    cluster,
-    many_scans,
-    local_shards,
-    tmp_path,
-    victim,
+    cluster, many_scans, local_shards, tmp_path, victim
 ):
     output = tmp_path / "dataset"
     words = builds.command(many_scans, output, MANY_SHARDS, *cluster.beam_flags)

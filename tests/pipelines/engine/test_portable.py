@@ -87,15 +87,9 @@ def test_an_anonymous_build_on_remote_workers_writes_the_same_bytes_and_no_name(
     local = builds.build_here(source_tree, tmp_path / "local", *flags, anonymous)
     words = builds.command(source_tree, Path("remote"), *flags, "--anonymize=secret.txt", *pool)
     words[words.index(f"--input={source_tree}")] = f"--input={source_tree.name}"
-    done = subprocess.run(
-        words,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(builds.ROOT)},
-        timeout=120,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(builds.ROOT)}
+    settings = {"cwd": tmp_path, "env": environment, "timeout": 120, "check": True}
+    done = subprocess.run(words, capture_output=True, text=True, **settings)
     assert builds.shards_of(tmp_path / "remote") == builds.shards_of(local)
     assert not (tmp_path / "remote" / ".build").exists()
     for text in (done.stdout, done.stderr, (tmp_path / "pool" / "log").read_text()):

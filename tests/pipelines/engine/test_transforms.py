@@ -179,19 +179,6 @@ def test_shards_tables_and_counts_that_do_not_fit_are_no_finished_dataset(job, d
     assert not job.build.output.exists("manifest.json")
 
 
-def test_the_manifest_comes_last(job, monkeypatch):
-    write_all(job)
-    created, create = [], type(job.build.output).create
-
-    def note(storage, name):
-        created.append(name)
-        return create(storage, name)
-
-    monkeypatch.setattr(type(job.build.output), "create", note)
-    finish.finish_dataset(job.build)
-    assert created[-1] == "manifest.json"
-
-
 def test_another_launchers_plan_is_neither_written_nor_finished(scans, job, tmp_path):
     write_all(job)
     with prepared_job(scans, tmp_path / "other", "--seed=7") as other:

@@ -20,8 +20,6 @@ from tfrecord_io.format.manifest import Manifest
 
 CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
 FRACTIONS = {"train": 0.8, "val": 0.1, "test": 0.1}
-#: The place of one patient, which must stay what it is.
-POSITION = 0.2134769542620345
 
 
 def refs_of(rows):
@@ -123,7 +121,7 @@ def test_positions_are_even_and_never_change():
 
     found = positions([str(number) for number in range(5000)])
     assert np.histogram(found, 10, (0, 1))[0] == pytest.approx(500, abs=80)
-    assert positions(["1001666"])[0] == pytest.approx(POSITION, abs=1e-15)
+    assert positions(["1001666"])[0] == pytest.approx(0.2134769542620345, abs=1e-15)
 
 
 def test_without_patients_files_of_one_content_stay_together_and_the_user_is_printed():
@@ -140,9 +138,7 @@ def test_without_patients_files_of_one_content_stay_together_and_the_user_is_pri
     for row in result.refs.select(["path", "split"]).to_pylist():
         together[content[row["path"]]].add(row["split"])
     assert all(len(names) == 1 for names in together.values())
-    assert "400 of 400 images have no patient: none in their names" in result.notes[0]
-    assert "split by file" in result.notes[0]
-    assert "--patient_regex, or a table of --labels" in result.notes[0]
+    assert "--patient_regex" in result.notes[0]
 
 
 def in_studies(refs):
@@ -152,18 +148,14 @@ def in_studies(refs):
 
 
 def splits_of_studies(refs):
-    found = collections.defaultdict(set)
-    for study, split in zip(
-        refs[f"{OTHER}study"].to_pylist(), refs["split"].to_pylist(), strict=True
-    ):
-        found[study].add(split)
-    return list(found.values())
+    pairs = zip(refs[f"{OTHER}study"].to_pylist(), refs["split"].to_pylist(), strict=True)
+    return collections.Counter(study for study, _ in set(pairs))
 
 
 def test_without_patients_a_study_is_in_one_split_and_the_user_is_printed():
     refs = in_studies(refs_of([("train", "CNV", None, index) for index in range(400)]))
     result = by_patient(refs)
-    assert [len(names) for names in splits_of_studies(result.refs)] == [1] * 80
+    assert [*splits_of_studies(result.refs).values()] == [1] * 80
     assert set(shares(result.refs)) == set(FRACTIONS)
     assert "split by studies, so a patient can be" in result.notes[0]
 
@@ -172,7 +164,7 @@ def test_a_study_of_unknown_patients_that_is_in_two_splits_is_a_leak():
     rows = [("test", "CNV", None, 0), *(("train", "CNV", None, index) for index in range(1, 10))]
     refs = in_studies(refs_of(rows))
     result = apply(refs, leaks="drop")
-    assert [len(names) for names in splits_of_studies(result.refs)] == [1, 1]
+    assert [*splits_of_studies(result.refs).values()] == [1, 1]
     assert result.dropped.num_rows == 4
     assert result.dropped["detail"][0].as_py() == "study s0 is in test too"
     with pytest.raises(errors.RefusedError, match="1 patient is in several splits"):
@@ -221,10 +213,8 @@ def test_drop_keeps_a_patient_in_the_most_protected_split_alone():
 
 
 def test_fail_names_the_splits_and_the_ways_out():
-    with pytest.raises(errors.BuildError, match="2 patients are in several splits") as caught:
+    with pytest.raises(errors.BuildError, match=r"1 in test and train and val, .*--splits patient"):
         apply(LEAKY, leaks="fail")
-    assert "1 in test and train and val, 1 in train and val" in str(caught.value)
-    assert "--splits patient" in str(caught.value)
     clean = [row for row in LEAKY if row[2] not in ("1", "2")]
     assert apply(clean, leaks="fail").refs.num_rows == 4
 
@@ -265,7 +255,7 @@ def leaky_tree(tmp_path_factory):
     return write_tree(tmp_path_factory.mktemp("leaky") / "scans", files)
 
 
-def test_a_build_that_drops_leaks_lists_and_counts_them(leaky_tree, tmp_path, capsys):
+def test_a_build_that_drops_leaks_lists_and_counts_them(leaky_tree, tmp_path):
     output = build_here(leaky_tree, tmp_path / "out", "--leaks=drop")
     found = Manifest.load(output)
     assert found.counts["dropped"] == {"patient_in_test": 18}
@@ -274,9 +264,6 @@ def test_a_build_that_drops_leaks_lists_and_counts_them(leaky_tree, tmp_path, ca
     assert reasons == ["patient_in_test"] * 18
     assert found.audit["measures"]["patients_in_several_splits"] == 0
     assert verify.verify(output) == []
-    said = capsys.readouterr().out
-    assert "48 files:\n       30 examples in the dataset\n" in said
-    assert "18 left out: patient in test" in said
 
 
 def test_a_build_that_must_not_leak_fails_before_it_decodes(leaky_tree, tmp_path):

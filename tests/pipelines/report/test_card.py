@@ -61,27 +61,17 @@ def test_file_and_class_names_are_text_and_never_markup(tmp_path):
     Page(text)
 
 
-@pytest.mark.parametrize(
-    ("patients", "bars"),
-    [
-        (["a"] + ["b"] * 2 + ["c"] * 2 + ["d"] * 7 + [None] * 50,
-         [("1", 1), ("2", 2), ("3", 0), ("4", 0), ("5–9", 1)]),
-        (["e"] * 120, [*((name, 0) for name in card._PATIENT_BARS[:-1]), ("100+", 1)]),
-    ],
-)  # fmt: skip
-def test_patients_are_counted_by_how_many_images_they_have(patients, bars):
+def test_patients_are_counted_by_how_many_images_they_have():
+    patients = [*"abbccddddddd", *[None] * 50]
     (chart,) = card.images_of_patients(pa.table({"patient": patients}))
+    bars = [("1", 1), ("2", 2), ("3", 0), ("4", 0), ("5–9", 1)]
     assert [bar[:2] for bar in chart.bars] == bars
 
 
-def dataset_of(label_names, **counts):
-    """Returns the manifest of a dataset of which nothing but its counts is known."""
-    splits = {name: Split(label_counts=tuple(each), shards=()) for name, each in counts.items()}
-    return bare_manifest(image_shape=(4, 4, 1), label_names=label_names, splits=splits)
-
-
 def test_a_class_has_a_bar_of_its_size_in_each_split():
-    dataset = dataset_of(["A", "B"], train=[1, 3], test=[0, 0])
+    counts = {"train": (1, 3), "test": (0, 0)}
+    splits = {name: Split(label_counts=sizes, shards=()) for name, sizes in counts.items()}
+    dataset = bare_manifest(image_shape=(4, 4, 1), label_names=["A", "B"], splits=splits)
     train, test = card.classes_of_splits(dataset, {"train": 4, "test": 0})
     assert train == ("train: 4 images", [("A", 1, "1 (25 %)"), ("B", 3, "3 (75 %)")])
     assert "--length: 0.333" in page.show(train)

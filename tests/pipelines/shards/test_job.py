@@ -2,13 +2,8 @@ import os
 import shutil
 
 import pytest
-from builds import build_here, prepare, prepare_flags
-from image_files import (
-    kermany_archive,
-    pack,
-    scan_tree,
-    scans_of,
-)
+from builds import build_here, prepare
+from image_files import kermany_archive, pack, scan_tree, scans_of
 
 from pipelines import errors
 from pipelines.options import FLAG_NAMES
@@ -17,20 +12,6 @@ TREE = scan_tree({"train": 4, "test": 2})
 
 
 archive = scans_of(lambda: kermany_archive(TREE), "scans.zip")
-
-
-@pytest.mark.parametrize("name", ["nowhere", "empty", "text.zip"])
-def test_an_input_that_cannot_be_used_leaves_no_output(tmp_path, name):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "text.zip").write_text("no archive")
-    source = "archive" if name == "text.zip" else "directory"
-    argv = [f"--source={source}", f"--input={tmp_path / name}", f"--output={tmp_path / 'out'}"]
-    with pytest.raises(errors.UserError), prepare_flags(argv):
-        pass
-    assert not (tmp_path / "out").exists()
-
-
-# ---- what decides the bytes, and what does not
 
 
 def test_an_archive_of_the_same_names_sizes_and_times_is_printed_from_another(tmp_path):
@@ -46,12 +27,7 @@ def test_an_archive_of_the_same_names_sizes_and_times_is_printed_from_another(tm
 def test_what_decides_the_bytes_is_named_as_its_flag_is(archive, tmp_path):
     with prepare(archive, tmp_path / "out") as job:
         names = set(job.build.draft.options)
-        names -= {
-            "source_listing",
-            "decoder",
-            "label_kind",
-            "augmentation",
-        }
+        names -= {"source_listing", "decoder", "label_kind", "augmentation"}
         assert {f"--{name}" for name in names} <= set(FLAG_NAMES)
 
 

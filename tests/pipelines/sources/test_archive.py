@@ -76,7 +76,7 @@ def test_a_file_that_is_no_zip_is_named_with_what_to_do(tmp_path, name, content,
 def test_a_zip_of_another_compression_is_refused_when_it_is_listed(tmp_path, method, name):
     path = write_input(tmp_path, "deflated.zip")
     path.write_bytes(patched(path, METHOD, "<H", method))
-    assert_refused(path, rf"1 member compressed by .*{name}.* Unpack it")
+    assert_refused(path, rf"1 member compressed by .*{name}.*Unpack it")
 
 
 # ---- zip

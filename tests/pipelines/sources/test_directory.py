@@ -19,6 +19,8 @@ from pipelines.sources.directory import DirectorySource
         ("directory", "scans.zip", "--input is a file, not a folder; use --source archive"),
         ("archive", "nowhere.zip", r"--input .*nowhere\.zip does not exist"),
         ("directory", "nowhere", r"--input .*nowhere does not exist"),
+        ("directory", "empty", "no image"),
+        ("archive", "text.zip", "not a complete zip"),
         ("kaggle", "scans", "takes no --input; use --source directory"),
         ("kaggle", "scans.zip", "takes no --input; use --source archive"),
     ],
@@ -28,9 +30,12 @@ def test_an_input_of_another_kind_is_refused_with_the_right_source(
 ):
     write_zip(tmp_path / "scans.zip", {"A/1.png": b"1"})
     (tmp_path / "scans").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.zip").write_text("no archive")
     flags = [f"--source={source}", f"--input={tmp_path / given}", f"--output={tmp_path / 'out'}"]
     assert build_tfrecords.main([*flags, IN_MEMORY]) == 2
     assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
 
 
 def test_links_to_files_are_followed_and_links_to_folders_are_named(tmp_path):

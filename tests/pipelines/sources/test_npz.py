@@ -5,14 +5,32 @@ import zipfile
 
 import numpy as np
 import pytest
-from builds import rows_of, shards_of
+from builds import IN_MEMORY, rows_of, shards_of, without_engine
 from dataset_factory import pixels_of
 from numpy.lib import format as npy
-from row_files import build_rows, write_npz
 
+from pipelines import build_tfrecords
 from pipelines.sources import npz
 from tfrecord_io import Manifest
 from tfrecord_io.auditing.verify import verify
+
+
+def write_npz(path, labels, shape=(9, 12), dtype=np.uint8):
+    """Writes a third of the labels as train, val and test, with random images; returns the file."""
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for split, part in zip(("train", "val", "test"), np.split(labels, 3), strict=True):
+        size = (len(part), *shape)
+        arrays[f"{split}_images"] = draw.integers(0, np.iinfo(dtype).max, size, dtype, True)
+        arrays[f"{split}_labels"] = part
+    np.savez_compressed(path, **arrays)
+    return arrays
+
+
+def build_rows(source, output, *more):
+    """Runs the build, which finds the kind of its input; returns its exit code."""
+    with without_engine(build_tfrecords):
+        return build_tfrecords.main([f"--input={source}", f"--output={output}", IN_MEMORY, *more])
 
 
 @pytest.mark.parametrize(
