@@ -1,11 +1,9 @@
 """`--variants K` through the whole build: the ledger, the keys, the checks."""
 
-import pytest
 from builds import build_here, build_of, rows_of
 from dataset_factory import pixels_of
 from image_files import jpeg, scan_tree, scans_of, write_zip
 
-from pipelines import errors
 from tfrecord_io import Manifest
 from tfrecord_io.decoding import augment
 from tfrecord_io.format.schema import image_key
@@ -39,6 +37,7 @@ def test_the_ledger_counts_files_not_variants(built):
     assert counts["examples"] == 10 * 4 + 2 + 4
     assert counts["variants"] == 30
     assert counts["rejects"] == 1
+    assert Manifest.load(built).options["augmentation"] == augment.RECIPE
     assert counts["files"] == counts["examples"] - counts["variants"] + counts["rejects"] == 17
 
 
@@ -52,13 +51,6 @@ def test_a_variant_is_made_of_its_original_by_its_own_key(built):
             original = originals[row["path"]].tobytes()
             expected = augment.vary(original, (8, 8, 1), row["key"], (0, 0, 8, 8))
             assert pixels[row["key"]].tobytes() == expected
-
-
-def test_the_variants_are_part_of_what_a_dataset_is(built, scans):
-    chosen = Manifest.load(built).options
-    assert (chosen["variants"], chosen["augmentation"]) == (3, augment.RECIPE)
-    with pytest.raises(errors.UserError, match="variants: 3 there, 0 now"):
-        build_here(scans, built, "--num_shards=4", "--max_reject_fraction=0.1")
 
 
 def test_a_file_named_like_a_variant_has_a_key_of_its_own(tmp_path):

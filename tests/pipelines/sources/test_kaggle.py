@@ -146,15 +146,3 @@ def test_the_command_builds_what_kaggle_gives_and_shows_no_credential(
     chosen = parsed(flags)
     source = factory.open_source(chosen.source, chosen.workers, 0, Folder(desk.folder))
     assert TOKEN.encode() not in pickle.dumps((source, chosen))
-
-
-@pytest.mark.parametrize("name", ["kermany2018", "a/b/c", "../b", "a/..", "a/b.zip", "a b/c"])
-def test_a_dataset_name_of_another_form_is_wrong_usage(name):
-    with pytest.raises(errors.UserError, match="OWNER/NAME"):
-        parsed([f"--kaggle_dataset={name}"])
-
-
-@pytest.mark.parametrize("place", ["c", "competitions", "https://www.kaggle.com/c"])
-def test_a_competition_is_refused_with_the_command_that_downloads_it(place):
-    with pytest.raises(errors.UserError, match="kaggle competitions download aptos2019"):
-        parsed([f"--kaggle_dataset={place}/aptos2019"])

@@ -64,7 +64,7 @@ def test_a_lock_that_is_held_is_refused_and_names_its_holder(tmp_path):
         with pytest.raises(errors.UserError, match=rf"process id {os.getpid()}\) is"), lock():
             pass
         path.write_text("")  # as it is before its holder has written its id
-        with pytest.raises(errors.BuildError, match="unknown"), lock():
+        with pytest.raises(errors.UserError, match="unknown"), lock():
             pass
     assert not path.exists()
     with lock():
@@ -107,6 +107,7 @@ def test_what_a_build_would_write_over_is_refused(storage, name, is_folder, over
     ("more", "named"),
     [
         (["--seed=1"], "seed: 0 there, 1 now"),
+        (["--variants=1"], "variants: 0 there, 1 now"),
         (["--image_size=9"], r"image_size: \[8, 8\] there, \[9, 9\] now"),
         (["--num_shards=3"], "num_shards: 4 there, 3 now"),
         (["--name=other"], "name: 'scans' there, 'other' now"),
