@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-#: The same time for every file, so that two archives of one tree are the same bytes.
-TIME = 1_500_000_000
-
 
 def grey_pixels(seed: int = 0, height: int = 20, width: int = 28) -> np.ndarray:
     """Returns uint8 [height, width]: a slope with some noise, another one for each seed."""
@@ -52,7 +49,6 @@ def png_of_rows(
     *,
     bits: int = 8,
     colour_type: int = 0,
-    interlaced: int = 0,
 ) -> bytes:
     """Returns a PNG with right checksums, whatever it says and its rows of samples are."""
 
@@ -60,7 +56,7 @@ def png_of_rows(
         checksum = zlib.crc32(name + content)
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", checksum)
 
-    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, interlaced)
+    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
     stream = zlib.compress(b"".join(b"\0" + row for row in rows))  # each behind its filter
     middle = len(stream) // 2
     parts = (b"IDAT", stream[:middle]), (b"IDAT", stream[middle:])
@@ -69,16 +65,12 @@ def png_of_rows(
 
 
 def scan_tree(
-    per_class: Mapping[str, int] | None = None,
-    classes: Iterable[str] = ("CNV", "DME", "DRUSEN", "NORMAL"),
+    per_class: Mapping[str, int], classes: Iterable[str] = ("CNV", "DME", "DRUSEN", "NORMAL")
 ) -> dict[str, bytes]:
-    """Returns files by name in the shape of the Kermany tree, every one another picture.
+    """Returns files in the shape of the Kermany tree, every one another picture.
 
-    Args:
-        per_class: images of each class, by split.
-        classes: names of the class folders.
+    `per_class` has the number of images of each class by split.
     """
-    per_class = per_class or {"train": 6, "val": 1, "test": 2}
     names = [
         f"{split}/{label}/{label}-{100 + number // 2}-{number}.jpeg"
         for split, count in per_class.items()
@@ -102,12 +94,7 @@ def kermany_archive(files: Mapping[str, bytes]) -> dict[str, bytes]:
     }
     folders = {str(Path(name).parent.parent) for name in files}
     stores = {f"OCT2017 /{folder}/.DS_Store": b"\0\0\0\1Bud1" for folder in sorted(folders)}
-    return {
-        **under("OCT2017 ", files),
-        **stores,
-        **under("oct2017/OCT2017 ", files),
-        **ghosts,
-    }
+    return under("OCT2017 ", files) | stores | under("oct2017/OCT2017 ", files) | ghosts
 
 
 def write_tree(directory: Path, files: Mapping[str, bytes]) -> Path:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from builds import read_csv, run_command
+from builds import ROOT, read_csv, run_command
 from dataset_factory import change_json, write_examples
 from PIL import Image
 
@@ -27,22 +27,19 @@ from tfrecord_io import Manifest
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format.examples import FILE_NAME as EXAMPLES_FILE_NAME
 from tfrecord_io.format.examples import GROUP
-from tfrecord_io.format.groups import Groups, group_images
+from tfrecord_io.format.groups import group_images
 from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.format.manifest import shard_name
 from tfrecord_io.format.schema import RecordLayout, image_key
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.reading.mapped import MappedDataset
-from train.data.dataset import open_dataset
 
 if TYPE_CHECKING:
     from train.machine.places import RunFolder
     from train.training.config import TrainConfig
 
-REPOSITORY = Path(__file__).parents[2]
 
 OCT_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
-IMAGES_A_PATIENT = 2
 
 #: The smallest network and the bare loss: it learns the marked images in a few steps.
 QUICK = {
@@ -128,7 +125,7 @@ def write_marked_dataset(
             row["path"] = f"{split}/{text}/{index}.jpeg"
             row["pixels_xxh3"] = xxhash.xxh3_128_hexdigest(pixels.tobytes())
             if with_patients:
-                row["patient"] = f"{split}-{index // IMAGES_A_PATIENT}"
+                row["patient"] = f"{split}-{index // 2}"
             rows.append(row)
         examples[split] = [shard]
     height, width, channels = image_shape
@@ -164,12 +161,6 @@ def marked_data(num_examples: Mapping[str, int], **options: Any) -> Any:
     return data
 
 
-def groups_in(directory: str | os.PathLike[str], *splits: str) -> Groups:
-    """Returns which examples of some splits belong together."""
-    dataset = open_dataset(str(directory))
-    return dataset.groups.take(dataset.part(*splits).rows)
-
-
 def command(script: str, *arguments: object) -> list[str]:
     """Returns the command line of one of the trainer's scripts."""
     return [sys.executable, f"train/{script}.py", *(str(argument) for argument in arguments)]
@@ -199,7 +190,7 @@ sys.exit(run.main())
 
 def environment(**variables: str) -> dict[str, str]:
     """Returns the environment in which the scripts find the packages, installed or not."""
-    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
 
 

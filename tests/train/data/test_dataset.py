@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from answers import dataset_of
 from dataset_factory import change_column
-from marked_images import groups_in, marked_data, regroup, write_marked_dataset
+from marked_images import marked_data, regroup, write_marked_dataset
 
 import tfrecord_io
 from tfrecord_io.format.statistics import PixelStatistics
@@ -120,7 +120,8 @@ def with_columns(directory, **columns):
 
 
 def folds_of(directory, num_folds=5):
-    return patient_folds(groups_in(directory, "train"), num_folds)
+    dataset = open_dataset(str(directory))
+    return patient_folds(dataset.groups.take(dataset.part("train").rows), num_folds)
 
 
 def test_groups_decide_the_folds_and_one_unknown_patient_does_not_move_the_others(tmp_path):

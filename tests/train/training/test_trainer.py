@@ -20,7 +20,6 @@ from marked_images import (
     arrays_of,
     check_equal,
     flags,
-    groups_in,
     history_of,
     metrics_of,
     predicted,
@@ -36,7 +35,7 @@ from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.errors import UserError
 from train import run
-from train.data.dataset import patient_folds
+from train.data.dataset import open_dataset, patient_folds
 from train.data.seen import read_seen
 from train.extras.bucket import open_run
 from train.machine.errors import TrainingError
@@ -480,7 +479,8 @@ def test_folds_without_patients_are_refused_before_the_first_is_trained(data, tm
     assert cross_validate(data, tmp_path / "run", folds=60, fold=0) == 2
     assert "too few patients" in capsys.readouterr().err
     write_marked_dataset(tmp_path, num_examples={"train": 20})
-    folds = patient_folds(groups_in(tmp_path, "train"), 6)
+    dataset = open_dataset(str(tmp_path))
+    folds = patient_folds(dataset.groups.take(dataset.part("train").rows), 6)
     (empty,) = set(range(6)) - set(folds.tolist())
     assert empty > 0
     assert cross_validate(tmp_path, tmp_path / "run", folds=6, replica_batch_size=4) == 2
