@@ -13,6 +13,7 @@ import mmap
 import os
 import shlex
 import stat
+import struct
 import threading
 import zipfile
 import zlib
@@ -25,15 +26,24 @@ import deflate
 from pipelines import errors
 from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.decoding.rejects import START_BYTES, Reject, what_is
-from tfrecord_io.stores import archives, remote
+from tfrecord_io.stores import remote
 from tfrecord_io.stores.files import announce
 from tfrecord_io.stores.remote import RangeFile
 from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.printing import counted
 
-_ENCRYPTED = 0x1
+_ENCRYPTED, _UTF_8 = 0x1, 0x800
 # Methods of compression that are not read, but for stored (0) and Deflate (8), which are.
 _METHODS = {9: "Deflate64, 9", 12: "bzip2, 12", 14: "LZMA, 14", 93: "zstd, 93"}
+
+# The local header of a member: the lengths of the name and of the extra field that follow it
+# (APPNOTE.TXT 4.3.7).
+_HEADER = struct.Struct("<26xHH")
+_HEADER_SIGNATURE = b"PK\x03\x04"
+
+# APPNOTE.TXT 4.3.16: the end record, with the number of members; a comment may follow.
+_END = struct.Struct("<4s6xH10x")
+_END_SIGNATURE = b"PK\x05\x06"
 
 
 def version_of(file: Path | int) -> tuple[int, int]:
@@ -190,13 +200,12 @@ class ArchiveReader(Reader):
         """
         # A guess at the length of the local header's variable part, so that one read is enough.
         guess = len(member.name.encode()) + 64
-        header = archives.HEADER
-        block = self._read_at(member.offset, header.size + guess + length)
-        if len(block) < header.size or block[:4] != archives.HEADER_SIGNATURE:
+        block = self._read_at(member.offset, _HEADER.size + guess + length)
+        if len(block) < _HEADER.size or block[:4] != _HEADER_SIGNATURE:
             wrong = f"bytes with the CRC-32 {deflate.crc32(block):08x}"
             raise self._damaged(f"{wrong} are where its index says that it begins")
         method = int.from_bytes(block[8:10], "little")
-        start = header.size + sum(header.unpack_from(block))
+        start = _HEADER.size + sum(_HEADER.unpack_from(block))
         stored = block[start : start + length]
         if len(stored) < length:
             stored = self._read_at(member.offset + start, length)
@@ -235,11 +244,59 @@ class _LocalReader(ArchiveReader):
             announce(self._descriptor, member.offset, member.stored_size + mmap.PAGESIZE)
 
 
+def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
+    """Opens a zip; members have the names that `_name_of` finds.
+
+    Raises:
+        zipfile.BadZipFile: if the file is not a zip, its index points outside of it or names other
+            members than its end record counts, or bytes are before the first member or behind the
+            end, as in zips that were joined.
+    """
+    try:
+        archive = zipfile.ZipFile(file)
+    except UnicodeDecodeError:
+        raise zipfile.BadZipFile(
+            "its index says that a name is UTF-8, which it is not; unpack it with the program that "
+            "made it, and pack the files again"
+        ) from None
+    infos = archive.infolist()
+    file.seek(-_END.size - len(archive.comment), io.SEEK_END)
+    signature, num_promised = _END.unpack(file.read(_END.size))
+    first = min((info.header_offset for info in infos), default=0)
+    if signature != _END_SIGNATURE or first:
+        raise zipfile.BadZipFile(
+            "other data is before its first member or behind its end; if archives were joined, "
+            "unpack them one by one and give the folder"
+        )
+    if any(info.header_offset + info.compress_size > archive.start_dir for info in infos):
+        raise zipfile.BadZipFile("its index points outside of its members")
+    # 65535 stands for a larger number in a zip64 record, or some writers let it wrap around.
+    if num_promised not in (0xFFFF, len(infos) % (1 << 16)):
+        raise zipfile.BadZipFile(f"expected {num_promised:,} members, found {len(infos):,}")
+    for info in infos:
+        info.filename = _name_of(info) or info.filename
+    return archive
+
+
+def _name_of(info: zipfile.ZipInfo) -> str | None:
+    """Returns the name of a member, or None if its encoding is not known.
+
+    macOS writes UTF-8 without the flag of UTF-8, so valid UTF-8 is read as such; `zipfile` reads it
+    as cp437.
+    """
+    if info.flag_bits & _UTF_8 or info.orig_filename.isascii():
+        return info.filename
+    try:
+        return info.orig_filename.encode("cp437").decode()
+    except UnicodeDecodeError:
+        return None
+
+
 def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
-    """Yields every file of a zip, which an error calls `shown`; see `archives.open_zip`."""
+    """Yields every file of a zip, which an error calls `shown`; see `open_zip`."""
     try:
         with errors.clear_read_errors(shown):
-            infos = archives.open_zip(file).infolist()
+            infos = open_zip(file).infolist()
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
         raise errors.UserError(
             f"{shown} is not a complete zip archive ({error}); download or copy it again. If it "
@@ -254,7 +311,7 @@ def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
             "the program that packed it, and give the folder as --input; or pack it again with "
             "zip, which uses Deflate"
         )
-    if unknown := [info.filename for info in infos if archives.name_of(info) is None]:
+    if unknown := [info.filename for info in infos if _name_of(info) is None]:
         name = shown.rpartition("/")[2]
         raise errors.UserError(
             f"{shown} does not say how the names of {counted(len(unknown), 'member')} are encoded, "

@@ -20,8 +20,9 @@ import requests
 from tqdm.utils import CallbackIOWrapper
 
 from pipelines import errors
+from pipelines.sources.archive import open_zip
 from tfrecord_io.decoding.rejects import is_of_content
-from tfrecord_io.stores import archives, file_lock
+from tfrecord_io.stores import file_lock
 from tfrecord_io.stores.files import read_json, sync_folder, write_json
 from tfrecord_io.terminal import printing
 
@@ -137,7 +138,7 @@ def require_sound(part: Path, archive: Path) -> None:
         with (
             part.open("rb") as raw,
             printing.bar(desc=title, total=part.stat().st_size, unit="B", unit_scale=True) as bar,
-            archives.open_zip(CallbackIOWrapper(bar.update, raw, "read")) as file,
+            open_zip(CallbackIOWrapper(bar.update, raw, "read")) as file,
         ):
             bar.reset()  # what was read so far is the index
             if member := file.testzip():

@@ -16,7 +16,7 @@ from source_files import FIRST, TREE, list_input, read_input, upload, write_inpu
 
 from pipelines import errors
 from pipelines.listing.refs import iterate_refs
-from tfrecord_io.stores import archives
+from pipelines.sources.archive import open_zip
 
 
 def assert_refused(path, message):
@@ -166,7 +166,7 @@ def test_a_zip_of_any_number_of_members_is_whole(tmp_path, num_members, comment)
         size, start = struct.unpack_from("<QQ", data, data.rindex(b"PK\6\6") + 40)
         end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, size, start, 0)
         path.write_bytes(data[: start + size] + end)
-    with path.open("rb") as file, archives.open_zip(file) as archive:
+    with path.open("rb") as file, open_zip(file) as archive:
         assert len(archive.infolist()) == count
 
 
@@ -231,7 +231,7 @@ def test_names_of_a_zip_that_are_utf_8_without_its_flag_are_read_so(tmp_path, fo
     path = zip_named(tmp_path / "scans.zip", [name.encode() for name in names])
     assert read_input(path) == {name: bytes([k]) for k, name in enumerate(names)}
     with path.open("rb") as file:
-        assert archives.open_zip(file).namelist() == names
+        assert open_zip(file).namelist() == names
 
 
 @pytest.mark.parametrize("encoding", ["cp437", "cp850", "cp1252"])
