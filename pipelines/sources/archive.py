@@ -126,8 +126,8 @@ def open_archive(place: Path | Address, **facts: Any) -> ArchiveSource:
         kind = what_is(name, start)
         raise errors.UserError(
             f"{place} is not a zip, which is the only archive that is read; unpack another one, as "
-            f"with tar xf {shlex.quote(name)} -C FOLDER, and give the folder as --input"
-            + (f". It is {kind}" if kind else "")
+            f"with tar xf {shlex.quote(name)} -C FOLDER, and give the folder as --input; "
+            "a table of the images is given as --labels" + (f". It is {kind}" if kind else "")
         )
     return ArchiveSource(file, {"kind": "archive", "name": name, **facts})
 

@@ -38,7 +38,6 @@ _INPUTS = {
 # The flags that one source alone reads.
 _ONLY_FOR = {"kaggle_dataset": "kaggle", "num_examples": "synthetic"}
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".rar", ".7z")
-_TABLES = (".csv", ".tsv", ".parquet", ".xlsx", ".json", ".jsonl")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,13 +168,7 @@ def open_source(options: SourceOptions, workers: Workers, seed: int, output: Fol
         return open_archive(address) if is_archive else RemoteDirectorySource(address)
     if options.source == "directory":
         return DirectorySource(_local_input(options, is_folder=True))
-    path = _local_input(options, is_folder=False)
-    if path.suffix.lower() in _TABLES:
-        raise errors.UserError(
-            f"--input {address} is a table; give it as --labels, and the folder or archive of "
-            "its images as --input"
-        )
-    return open_archive(path)
+    return open_archive(_local_input(options, is_folder=False))
 
 
 def _local_input(options: SourceOptions, *, is_folder: bool) -> Path:

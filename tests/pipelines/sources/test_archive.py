@@ -58,6 +58,7 @@ def test_every_file_is_read_as_it_was_written_and_a_change_ends_the_build(tmp_pa
         ("scans.zip", b"", "not a complete zip"),
         ("scans.zip", bytes(20_000), "not a complete zip"),
         ("scans", jpeg(), "not a zip"),
+        ("scans.csv", b"path,label", "not a zip.* --labels"),
         ("scans.tar.gz", b"\x1f\x8b", "tar xf scans.tar.gz"),
         ("scans.tar", bytes(257) + b"ustar" + bytes(500), "tar xf scans.tar "),
         ("scans.zip.001", b"PK\3\4", "split into parts.* > NAME.zip"),
