@@ -50,8 +50,8 @@ _SHOWN = 4
 class Tree(NamedTuple):
     """How the folders are read: the role of each level below a root, see `options.ROLES`.
 
-    There are several roots if an archive holds its tree twice. An exact tree has no file at another
-    depth than its roles.
+    There are several roots if an archive holds its tree twice. An exact tree, which the rule finds,
+    has no file at another depth, nor below another name than that of a split.
     """
 
     roots: tuple[str, ...]
@@ -177,8 +177,9 @@ def _place(folder: str, tree: Tree) -> dict[str, str | None] | None:
     root = max(inside, key=len)
     names = [name for name in folder[len(root) :].split("/") if name]
     parts = dict(zip(tree.roles, names, strict=False))
-    is_above = "class" in tree.roles and "class" not in parts
-    if is_above or (tree.is_exact and len(names) > len(tree.roles)):
+    if "class" in tree.roles and "class" not in parts:
+        return None
+    if tree.is_exact and (len(names) > len(parts) or not _is_split(parts.get("split", "train"))):
         return None
     return {
         "root": root,

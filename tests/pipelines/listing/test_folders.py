@@ -26,6 +26,7 @@ READ = [
     ("{CNV,DME}/scan-7-1.jpeg", "train CNV 7", "train DME 7"),
     ("{CNV,DME}/IM{1..2}", "train CNV -", "train DME -"),
     ("{CNV,DME}/{1..9}.png\n{README,LICENSE,a/b/x.sha}", "train CNV -", "train DME -"),
+    ("{train,val}/{A,B}/{1..9}.png\nMy docs/x/LICENSE", "train A -", "val B -"),
     ("{CNV,DME}/{1..9}.png\nCNV/{1..9}.txt\ntrain/1.xml", "train CNV -", "train DME -"),
 ]
 
