@@ -51,9 +51,8 @@ def read_entries(file: Path) -> Entries:
     """
     cells = read_texts(file, "--exclude", ("patient", "site", "path"))
     entries: Entries = collections.defaultdict(set)
-    empty = itertools.repeat(None)
-    columns = (cells.get(name, empty) for name in ("patient", "site", "path"))
-    for row, (patient, site, path) in enumerate(zip(*columns, strict=False), start=1):
+    columns = (cells.get(name, ()) for name in ("patient", "site", "path"))
+    for row, (patient, site, path) in enumerate(itertools.zip_longest(*columns), start=1):
         if patient:
             entries["patient", str(Person(site or "", patient))].add(row)
             # One who comes from the tags of DICOM is named by a hash of these.

@@ -175,8 +175,8 @@ def test_the_plan_of_a_running_build_does_not_name_who_is_excluded(tmp_path):
 
 @pytest.mark.parametrize(
     "table",
-    ["name\nA\n", None, "patient\n" + "\n".join(map(str, range(100, 200)))],
-    ids=["no column", "no file", "everybody"],
+    ["name\nA\n", "patient\n\n", None, "patient\n" + "\n".join(map(str, range(100, 200)))],
+    ids=["no column", "no row", "no file", "everybody"],
 )
 def test_a_table_that_cannot_be_used_is_wrong_usage(tmp_path, capsys, table):
     source, file = write_zip(tmp_path / "scans.zip", SCANS), tmp_path / "withdrawn.csv"
