@@ -38,9 +38,9 @@ class RunFolder:
         path: the folder.
         home: that of the whole run, where this is one of a cross-validation.
         address: what the user calls it.
-        saved: is called with the path when files that belong together were written, and with
-            whether they are the first after those of a run that this one replaces.
-        note: what to say of it before a training; empty for nothing.
+        saved: called with the path after files that belong together were written, and with whether
+            they are the first after those of a run that this one replaces.
+        note: what to print before a training, or nothing.
     """
 
     path: Path

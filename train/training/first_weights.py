@@ -6,7 +6,7 @@ The datasets of both may have their classes in another order, and may not have t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +24,7 @@ from train.training.checkpoint import BEST_NAME, load_checkpoint
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstWeights:
-    """The weights of a finished run.
-
-    Attributes:
-        init: the run, as `--init` names it.
-        folder: where it is.
-        values: of the network's variables.
-        theirs: the names of its outputs.
-        ours: those of the run that starts from it.
-    """
+    """The weights of the run of `--init`, the names of its outputs, and those of the new run."""
 
     init: str
     folder: Path
@@ -73,20 +65,18 @@ class FirstWeights:
         values = groups["model"]
         return cls(init=init, folder=folder, values=values, theirs=names, ours=manifest.label_names)
 
-    def describe(self, num_seen: int) -> Iterator[str]:
-        """Yields where the weights are from, and what becomes of outputs that do not stay."""
-        yield (
-            f"starts from the weights of {self.init}, which have seen {counted(num_seen, 'image')}"
-        )
-        if self.ours == self.theirs:
-            return
+    def describe(self, num_seen: int) -> str:
+        """Returns where the weights are from, and what becomes of each output."""
         outputs = {
             "kept": [name for name in self.ours if name in self.theirs],
             "new, untrained": [name for name in self.ours if name not in self.theirs],
             "lost": [name for name in self.theirs if name not in self.ours],
         }
         parts = (f"{what}: {listed(names)}" for what, names in outputs.items() if names)
-        yield f"its outputs follow their names; {'; '.join(parts)}"
+        return (
+            f"starts from the weights of {self.init}, which have seen "
+            f"{counted(num_seen, 'image')}; outputs {'; '.join(parts)}"
+        )
 
     def load(self, network: Network) -> None:
         """Gives the weights to a new network, whose other outputs stay as they are.
@@ -94,13 +84,15 @@ class FirstWeights:
         Raises:
             UserError: if the network is another one.
         """
-        values = [*self.values]
+        values, variables = [*self.values], network.model.variables
         of_outputs = {id(variable) for variable in network.logits.get_layer("logits").variables}
-        variables = network.model.variables
+        theirs = [*self.theirs]
+        places = np.array([theirs.index(name) if name in theirs else -1 for name in self.ours])
         try:
             for index, variable in enumerate(variables[: len(values)]):
-                if id(variable) in of_outputs:
-                    values[index] = moved(values[index], variable.numpy(), self.ours, self.theirs)
+                if id(variable) in of_outputs:  # the outputs are the last axis
+                    moved = values[index][..., places]
+                    values[index] = np.where(places < 0, variable.numpy(), moved)
             restore(variables, values)
         except (TrainingError, ValueError, IndexError):
             raise UserError(
@@ -108,17 +100,3 @@ class FirstWeights:
                 "the channels of the images, must be those of that run; leave --model out to take "
                 "its network, and build the dataset as its dataset was"
             ) from None
-
-
-def moved(
-    values: np.ndarray, fresh: np.ndarray, ours: Sequence[str], theirs: Sequence[str]
-) -> np.ndarray:
-    """Returns weights of outputs by the names of ours, [..., num_ours]; new ones are `fresh`.
-
-    `values` is [..., num_theirs].
-
-    >>> moved(np.array([1, 2]), np.zeros(3), ["NORMAL", "CNV", "DME"], ["CNV", "NORMAL"]).tolist()
-    [2.0, 1.0, 0.0]
-    """
-    places = np.array([theirs.index(name) if name in theirs else -1 for name in ours])
-    return np.where(places < 0, fresh, values[..., places])

@@ -49,13 +49,18 @@ def cross_validate(
         _announce(config, data, everyone)
         for number, plan in enumerate(plans, 1):
             print(f"\nrun {number} of {len(plans)}: fold {plan.fold}", flush=True)
-            own = folder / plan.folder
+            own = folder / _name(plan)
             with claim(own, plan.config, manifest, devices):
                 # Maps of the mistakes would take as long as all else after the training of a fold.
                 complete(plan, data, devices, own, first, draws_maps=False)
             # Without this, the graphs of all runs stay in memory.
             keras.utils.clear_session()
         return _write(config, plans, data, everyone, folder)
+
+
+def _name(plan: Plan) -> str:
+    """Returns the name of the folder of a fold."""
+    return f"fold-{plan.fold}"
 
 
 def _announce(config: TrainConfig, data: Dataset, everyone: Part) -> None:
@@ -78,7 +83,7 @@ def _write(
     predictions = _pool(plans, data, everyone, folder)
     results = _measure(config, plans, predictions, everyone.name)
     networks = [
-        (read_seen((folder / plan.folder).path), part.rows)
+        (read_seen((folder / _name(plan)).path), part.rows)
         for plan in plans
         if (part := plan.parts.test)
     ]
@@ -97,7 +102,7 @@ def _write(
 
 def _pool(plans: Sequence[Plan], data: Dataset, everyone: Part, folder: RunFolder) -> Predictions:
     """Returns the held-out predictions of all runs together."""
-    answers = [read_predictions((folder / plan.folder).path) for plan in plans]
+    answers = [read_predictions((folder / _name(plan)).path) for plan in plans]
     keys, probabilities, truths = zip(*answers, strict=True)
     row_of = dict(zip(data.values("key", everyone.rows), everyone.rows.tolist(), strict=True))
     return Predictions(

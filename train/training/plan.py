@@ -17,7 +17,7 @@ from train.data.options import InputOptions
 from train.kinds import task_of
 from train.kinds.task import Task
 from train.machine.devices import Devices
-from train.networks.options import LITE_MODELS, TUTORIAL_MODELS, NetworkOptions
+from train.networks.options import LITE_MODELS, TUTORIAL_MODELS
 from train.training.config import TrainConfig
 
 # Pixels a side from which on ImageNet's weights are worth their time.
@@ -47,15 +47,6 @@ class Plan:
         """The fold that is held out, counted from 0."""
         return self.config.folds.fold or 0
 
-    @property
-    def seed(self) -> int:
-        return self.config.input.seed
-
-    @property
-    def folder(self) -> str:
-        """Where the run is in that of its cross-validation."""
-        return f"fold-{self.fold}"
-
     @functools.cached_property
     def steps_after(self) -> list[int]:
         """The number of steps done after 0, 1, 2, ... and all epochs.
@@ -82,7 +73,6 @@ class Plan:
 
 
 def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
-    """Returns the plan of a training, which may be that of a single fold."""
     manifest, parts = data.manifest, choose_parts(data, config.folds)
     task = task_of(manifest.label_kind)
     if manifest.label_kind.one_hot and manifest.num_classes == 1:
@@ -165,13 +155,17 @@ def with_decisions(
     if optimizer.scale_learning_rate:
         five_epochs = math.ceil(5 * num_examples / sizes["global_batch_size"])
         warmup_steps = min(five_epochs, num_steps // 2)
+    # A GPU needs longer to compile a second step than smaller images save. Source: Howard and
+    # Gugger 2020, "fastai: a layered API for deep learning", progressive resizing.
+    is_large = min(image_shape[:2]) >= 2 * _LEAST_SIDE and not devices.on_gpu
+    halves = is_large and fine_tunes and network.model in LITE_MODELS
     # The tutorial's networks have its steps.
     decisions: dict[str, Any] = {
         "weights": network.initial_weights,
         "head_epochs": 1 if fine_tunes and is_tutorial else 0,
         "trainable_layers": 4 if fine_tunes and is_tutorial else None,
         "epochs": epochs,
-        "half_size": _half_size(network, image_shape, devices),
+        "half_size": 0.7 if halves else 0.0,
         "mixup": 0.0 if fine_tunes and not is_tutorial else 0.3,
         "fine_tune_learning_rate": usual_rate,
         "weight_decay": 0.05 if optimizer.optimizer == "adamw" else 0.0,
@@ -216,33 +210,11 @@ def batch_sizes(options: InputOptions, num_examples: int, num_replicas: int) -> 
     return {"global_batch_size": of_step, "replica_batch_size": of_step // num_replicas}
 
 
-def _half_size(
-    network: NetworkOptions, image_shape: tuple[int, int, int], devices: Devices
-) -> float:
-    """Returns the usual share of the steps that train on images of half the size.
-
-    A GPU needs longer to compile a second step than the smaller images save.
-    Source: Howard and Gugger 2020, "fastai: a layered API for deep learning", progressive resizing.
-    """
-    is_large = min(image_shape[:2]) >= 2 * _LEAST_SIDE
-    is_suited = network.model in LITE_MODELS and network.fine_tunes
-    return 0.7 if is_suited and is_large and not devices.on_gpu else 0.0
-
-
-def exchange_statistics(devices: Devices) -> bool:
-    """Returns whether replicas must exchange the statistics of a batch.
-
-    On TensorFlow each replica sees only its share of the batch; on JAX each sees all of it.
-    """
-    return devices.backend == "tensorflow" and devices.num_replicas > 1
-
-
 def usual_epochs(num_examples: int, fine_tunes: bool) -> int:
     """Returns how many epochs suit a training split, 3 to 300.
 
     The number of images shown grows with the square root of the split: 147 epochs of 537 images, 76
-    of 2,000, 12 of 84,000. Only the length for the smallest split was tried on
-    real scans.
+    of 2,000, 12 of 84,000. Only the length for the smallest split was tried on real scans.
     """
     num_shown = 3400 * math.sqrt(num_examples) / (4 if fine_tunes else 1)
     return min(max(round(num_shown / num_examples), 3), 300)

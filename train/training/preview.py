@@ -1,7 +1,7 @@
-"""How long steps take, and `--preview`: shapes, size, speed and a batch of a planned training.
+"""How long steps take, and `--preview`: shapes, speed and some images of a planned training.
 
-A preview writes nothing but a picture of an augmented batch. It may show patients, so it goes into
-a new temporary folder that only its owner can read, not into the working folder.
+A preview writes nothing but a picture of augmented images. It may show patients, so it goes into a
+new temporary folder that only its owner can read, not into the working folder.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from train.training.session import Session, session_of
 from train.training.steps import Steps
 from train.training.training_loop import Progress, announce
 
-# Steps of a round, the rounds that are timed, and the images in a row of the picture.
-_STEPS, _ROUNDS, _IN_ROW = 4, 3, 8
+# Steps of a round, the rounds that are timed, and the images in the picture.
+_STEPS, _ROUNDS, _SHOWN = 4, 3, 8
 
 
 def preview(config: TrainConfig) -> None:
@@ -41,8 +41,7 @@ def preview(config: TrainConfig) -> None:
     images = "x".join(map(str, (size, *manifest.image_shape)))
     print(f"a batch: images {images} uint8, labels {size}x{manifest.num_classes} float32")
     batches = {"read": steps.iterate(timed.training_batches(0))}
-    (_, in_epoch, *_), num_steps = plan.steps_after, plan.steps_after[-1]
-    num_half = plan.num_half_size_steps
+    num_steps, num_half = plan.steps_after[-1], plan.num_half_size_steps
     seconds = 0.0
     for count, half_size in ((num_half, True), (num_steps - num_half, False)):
         if count:
@@ -51,24 +50,16 @@ def preview(config: TrainConfig) -> None:
             )
             seconds += times["read"][0] / _STEPS * count
     print(
-        f"about {seconds / num_steps * in_epoch:.0f} seconds for the {in_epoch:,} steps of an "
-        f"epoch and {seconds * num_runs / 60:.0f} minutes for all, without evaluation; an "
-        "estimate, from some steps now"
+        f"about {seconds * num_runs / 60:.1f} minutes for all {num_steps * num_runs:,} steps, "
+        "without evaluation; an estimate, from some steps now"
     )
-    path = Path(tempfile.mkdtemp(prefix="scan-tfrecords-")) / "preview.png"
-    _draw(session).save(path)
-    print(f"an augmented batch: {path}\nnothing else was written")
-
-
-def _draw(session: Session) -> Image.Image:
-    """Returns a picture of images of the first batch, as the network gets them in training."""
     images, labels, _, draws = next(iter(session.training_batches(0)))
     images, _ = session.objective.prepare(images, labels, draws)
-    shown = np.clip(keras.ops.convert_to_numpy(images), 0, 255).astype(np.uint8)
-    in_row = min(_IN_ROW, len(shown))
-    rows = [shown[at : at + in_row] for at in range(0, len(shown) - in_row + 1, in_row)]
-    sheet = np.concatenate([np.concatenate(row, axis=1) for row in rows])
-    return Image.fromarray(sheet if sheet.shape[-1] == 3 else sheet[..., 0])
+    shown = np.clip(keras.ops.convert_to_numpy(images[:_SHOWN]), 0, 255).astype(np.uint8)
+    row = np.concatenate(shown, axis=1)
+    path = Path(tempfile.mkdtemp(prefix="scan-tfrecords-")) / "preview.png"
+    Image.fromarray(row if row.shape[-1] == 3 else row[..., 0]).save(path)
+    print(f"augmented images: {path}\nnothing else was written")
 
 
 def prepare_steps(session: Session, *, num_steps: int) -> tuple[Session, Network, Steps]:

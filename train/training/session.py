@@ -20,7 +20,7 @@ from train.networks.optimizers import make_optimizer
 from train.networks.options import slow_network
 from train.results.predictions import Predictions
 from train.training.config import TrainConfig
-from train.training.plan import Plan, exchange_statistics, make_plans
+from train.training.plan import Plan, make_plans
 from train.training.steps import JaxSteps, Objective, Steps, TensorFlowSteps
 
 
@@ -64,14 +64,15 @@ class Session:
         """
         keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
         plan, devices = self.plan, self.devices
+        # On TensorFlow each replica sees only its share of the batch; on JAX each sees all of it.
         # Other backends refuse to load a network whose layers ask the other replicas.
-        exchanges = exchange_statistics(devices)
+        exchanges = devices.backend == "tensorflow" and devices.num_replicas > 1
         with devices.scope():
             network = build_network(
                 dataclasses.replace(plan.config.network, weights=weights),
                 self.pixels,
                 num_classes=self.data.manifest.num_classes,
-                seed=plan.seed,
+                seed=plan.config.input.seed,
                 task=plan.task,
                 temperature=temperature,
                 with_mirror=plan.config.augmentation.augment,
@@ -102,7 +103,6 @@ class Session:
         )
 
     def evaluation_batches(self, part: Part) -> Any:
-        """Returns a part in its stored order, see `feed.evaluation_batches`."""
         return evaluation_batches(self.data, part, self.plan.config.input, self.devices)
 
     def training_steps(self, network: Network) -> Steps:
@@ -153,7 +153,7 @@ def open_session(plan: Plan, data: Dataset, devices: Devices) -> Session:
 
     The pixels of a fold are read for it, those of a split are not.
     """
-    set_seed(plan.seed)
+    set_seed(plan.config.input.seed)
     normalizes = plan.config.network.model == "small_resnet"
     pixels = Pixels(
         shape=data.manifest.image_shape,

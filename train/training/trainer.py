@@ -103,7 +103,7 @@ def complete(
         known = has_seen if plan.parts.test else has_seen.without("val")
         exposure = seen.expose(data, [(known, part.rows)], is_measured=True)
     notes = [folder.note] if folder.note else []
-    notes += first.describe(has_seen.num_in("init")) if first else []
+    notes += [first.describe(has_seen.num_in("init"))] if first else []
     session = open_session(plan, data, devices)
     progress, weights = train(session, folder, first, notes)
     with stage("temperature and thresholds"):
@@ -185,7 +185,9 @@ def _measure(session: Session, final: _Final) -> tuple[dict[str, Any], Predictio
     if fitted:
         raw = plan.task.cool(predictions.probabilities, 1 / final.temperature)
         predictions = dataclasses.replace(predictions, uncalibrated=raw)
-    results = metrics.measure(predictions, plan.config.measures, plan.seed, final.thresholds)
+    results = metrics.measure(
+        predictions, plan.config.measures, plan.config.input.seed, final.thresholds
+    )
     results = {"split": evaluated.name} | results
     if fitted:
         facts = {"fitted_on": "val", "num_examples": fitted.num_examples}
