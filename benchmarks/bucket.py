@@ -73,7 +73,9 @@ def read(spec: dict[str, Any]) -> dict[str, Any]:
 
 def batches(spec: dict[str, Any]) -> Iterator[Any]:
     """Yields the batches of our readers."""
-    make = {"tf.data": tfrecord_io.make_dataset, "numpy": tfrecord_io.make_batches}[spec["way"]]
+    # Only `make_dataset` imports TensorFlow.
+    name = {"tf.data": "make_dataset", "numpy": "make_batches"}[spec["way"]]
+    make = getattr(tfrecord_io, name)
     return iter(
         make(
             spec["data"],
@@ -89,7 +91,7 @@ def batches(spec: dict[str, Any]) -> Iterator[Any]:
 
 
 class Store:
-    """A bucket of S3 for reading: answers HEAD and GET of byte ranges, without authentication.
+    """A bucket of S3 for reading: answers lists, HEAD and GET of ranges, without authentication.
 
     An emulator uses more CPU time per request than reading, so a benchmark would measure it.
 
@@ -113,9 +115,11 @@ class Store:
             while True:
                 request = await reader.readuntil(b"\r\n\r\n")
                 method, target, _ = request.split(b" ", 2)
-                path = urllib.parse.unquote(urllib.parse.urlsplit(target.decode()).path)
-                if path == "/count":
-                    body, self.num_bytes = str(self.num_bytes).encode(), 0
+                url = urllib.parse.urlsplit(target.decode())
+                path = urllib.parse.unquote(url.path)
+                if path == "/count" or url.query:
+                    body = self._list(url.query) if url.query else str(self.num_bytes).encode()
+                    self.num_bytes = 0
                     writer.write(
                         b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
                     )
@@ -128,6 +132,16 @@ class Store:
                     continue
                 with file:
                     await self._send(writer, file, request, is_get=method == b"GET")
+
+    def _list(self, query: str) -> bytes:
+        (prefix,) = urllib.parse.parse_qs(query)["prefix"]
+        objects = "".join(
+            f"<Contents><Key>{prefix}{path.name}</Key><Size>{path.stat().st_size}</Size>"
+            f'<ETag>"{path.stat().st_mtime_ns:x}"</ETag>'
+            "<LastModified>2018-01-01T00:00:00.000Z</LastModified></Contents>"
+            for path in (self._folder / prefix).iterdir()
+        )
+        return f"<ListBucketResult><Name>{BUCKET}</Name>{objects}</ListBucketResult>".encode()
 
     async def _send(
         self, writer: asyncio.StreamWriter, file: BinaryIO, request: bytes, *, is_get: bool
@@ -189,7 +203,7 @@ class Rows:
         data = str(self.data.records)
         if server:
             name = self.data.records.relative_to(self.work)
-            data = f"{server}/{BUCKET}/{name}"
+            data = f"s3://{BUCKET}/{name}"
         spec = {
             "way": "numpy",
             "data": data,
@@ -203,6 +217,7 @@ class Rows:
             [sys.executable, __file__, "--row", json.dumps(spec)],
             capture_output=True, text=True, timeout=300,
             env=os.environ | {"no_proxy": "127.0.0.1", "TF_CPP_MIN_LOG_LEVEL": "3",
+                              "AWS_ENDPOINT_URL": server or "", "AWS_SKIP_SIGNATURE": "true",
                               "PYTHONPATH": str(Path(__file__).parents[1])},
         )  # fmt: skip
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

@@ -215,29 +215,27 @@ class Batches:
             step += 1
         if order.num_steps and step == order.end_of_loop(first_step):
             return
-        ahead: list[tuple[np.ndarray, np.ndarray]] = []
+        ahead: Iterator[tuple[Records, np.ndarray, np.ndarray]] = iter(())
         most = min(EXAMPLES_AT_ONCE, _ANNOUNCED_BYTES // dataset.layout.stride)
         for places, weights in order.parts(step, most):
             rows = dataset.rows(examples[places])
             dataset.cold.announce(rows.ravel())
-            yield from self._checked(ahead)  # while the disk reads what was just announced
-            ahead = [(rows, weights)]
-        yield from self._checked(ahead)
+            yield from ahead  # while the disk reads what was just announced
+            ahead = self._checked(rows, weights)
+        yield from ahead
 
     def _checked(
-        self, parts: list[tuple[np.ndarray, np.ndarray]]
+        self, rows: np.ndarray, weights: np.ndarray
     ) -> Iterator[tuple[Records, np.ndarray, np.ndarray]]:
-        """Yields parts whose records are compared with their checksums, a few steps at a time."""
+        """Yields a part a few steps at a time, and before compares their records' checksums."""
         dataset = self.dataset
-        for rows, weights in parts:
-            num_steps = len(rows)
-            if not dataset.is_checked(rows):
-                bytes_a_step = self.order.replica_batch_size * dataset.layout.stride
-                num_steps = max(1, _CHECKED_BYTES // bytes_a_step)
-            for first in range(0, len(rows), num_steps):
-                some = slice(first, first + num_steps)
-                dataset.check(rows[some])
-                yield dataset.records, rows[some], weights[some]
+        num_steps = max(
+            1, _CHECKED_BYTES // (self.order.replica_batch_size * dataset.layout.stride)
+        )
+        for first in range(0, len(rows), num_steps):
+            some = slice(first, first + num_steps)
+            dataset.check(rows[some])
+            yield dataset.records, rows[some], weights[some]
 
     def __len__(self) -> int:
         """Returns the number of batches of the first loop; raises TypeError if it is endless."""
