@@ -40,7 +40,12 @@ def write_sample(path, num_images):
         ("build_memory.py --sample sample.zip --num_images 20 40", "ratios, 40 to 20 images"),
         ("near_duplicates.py --input sample.zip --num_images 6", "promised"),
         ("near_duplicates.py --input sample.zip --sizes 28 64 --num_copied 2", "for: 0.93"),
-        ("read_speed.py --ways mmap tfrecord --rounds 1 --seconds 0.1", "mmap / tfrecord"),
+        (
+            "read_speed.py --num_images 640 --ways mmap tfrecord --rounds 1 --seconds 0.1",
+            "mmap / tfrecord",
+        ),
+        ("read_speed.py --num_images 640 --cold --rounds 1", "of cat"),
+        ("bucket.py --num_images 256", "no limit, epoch 1, tf.data"),
         (
             "interval_coverage.py --num_groups 20 --num_samples 2 --num_permutations 1",
             "| 20 | 1.5 |",
