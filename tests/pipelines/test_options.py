@@ -78,7 +78,7 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--source=archive"], r"--source archive needs --input, a \.zip file"),
         (["--source=directory"], "--source directory needs --input, a folder"),
         (["--source=kaggle", "--input=x.zip"], "takes no --input"),
-        (["--layout=split/grade"], "--layout: expected split, class, patient, site and *"),
+        (["--layout=split/grade"], "--layout: expected split, class, patient and *"),
         (["--layout=split/patient"], "--layout or found by --label_regex"),
         (["--labels=t.csv", "--layout=class"], "leave --layout and --label_regex out"),
         (["--label_regex=CNV"], "needs a group in parentheses for the class"),
