@@ -124,14 +124,6 @@ def test_every_command_ends_well_and_none_imports_tensorflow(out):
     assert set(written["versions"]) == {"python", "keras", "jax", "numpy"}
 
 
-def test_a_run_leaves_what_one_on_tensorflow_leaves_but_its_format(out):
-    for name in ("report.html", "predictions.csv", "export/model.keras", "export/model.weights.h5"):
-        assert (out / "whole" / name).stat().st_size
-    assert list((out / "whole" / "tensorboard").glob("events.out.tfevents.*"))
-    assert not (out / "whole" / "export" / "saved_model").exists()
-    assert all(0 <= row["input_wait_share"] <= 1 for row in history_of(out / "whole"))
-
-
 def test_a_stopped_run_goes_on_to_the_weights_of_an_undisturbed_one(out):
     assert losses_of(out / "resumed") == losses_of(out / "whole")
     ours, theirs = (arrays_of(out / name / "best.npz", "model/") for name in ("resumed", "whole"))

@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import json
 import math
@@ -13,7 +14,7 @@ from train.data.augmentation import NUM_DRAWS, halve
 from train.kinds.classes import CLASSES
 from train.networks.models import Pixels, build_network
 from train.training.config import TrainConfig
-from train.training.session import session_of
+from train.training.session import open_session, session_of
 
 NUM_EXAMPLES = {"train": 30, "test": 11}
 SHAPE = (10, 8, 1)
@@ -176,3 +177,22 @@ def test_a_step_on_images_of_half_the_size_augments_and_mixes_those(data):
     expected, _ = objective.prepare(halve(images), labels, draws)
     assert prepared.shape == (4, 5, 4, 1)
     np.testing.assert_array_equal(prepared, expected)
+
+
+def test_the_augmentation_knows_that_the_images_are_padded(data):
+    session = session_with(data, augment=True, mixup=0.3)
+    draws = np.random.default_rng(1).random((4, NUM_DRAWS), np.float32)
+    black = np.zeros((4, *SHAPE), np.uint8), np.eye(4, dtype=np.float32), draws
+    for fit in ("pad", "stretch"):
+        manifest = dataclasses.replace(session.data.manifest, preprocessing={"fit": fit})
+        changed = dataclasses.replace(session.data, manifest=manifest)
+        objective = open_session(session.plan, changed, session.devices).objective
+        assert np.any(objective.prepare(*black)[0]) == (fit == "stretch")
+
+
+def test_class_weights_are_frequencies_to_a_negative_power_with_mean_1():
+    counts = np.array([90, 9, 1])
+    for power in (0.0, 0.5, 1.0):
+        weights = np.array(CLASSES.class_weights(counts.tolist(), 100, power))
+        assert weights @ counts / counts.sum() == pytest.approx(1)
+        np.testing.assert_allclose(weights[0] / weights, (counts / counts[0]) ** power)
