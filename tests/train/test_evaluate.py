@@ -20,6 +20,7 @@ from marked_images import (
 
 import scan_tfrecords
 from tfrecord_io.reading.mapped import MappedDataset
+from train.kinds.measures import predictive_values
 from train.results.classifier import load_classifier, predict_images
 
 #: Another order of the classes than in training, and one fewer.
@@ -148,6 +149,10 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(class_run, other, 
     called = [float(row["DME"]) >= 0.25 for row in rows if row["label"] == "DME"]
     assert found["test"]["sensitivity"]["value"] == pytest.approx(np.mean(called), abs=1e-6)
     assert found["test"]["sensitivity"]["low"] is not None
+    rates = (found["test"][name]["value"] for name in ("sensitivity", "specificity"))
+    expected = predictive_values(*rates, 0.03)
+    for name in ("ppv", "npv"):
+        assert found["test"][name]["value"] == pytest.approx(float(expected[name]), abs=1e-4)
     patients = {row["patient"] for row in rows if row["label"] == "DME"}
     assert found["test_by_patient"]["num_positives"] == len(patients)
     assert "by patient (each counts once, answered by the mean of" in capsys.readouterr().out

@@ -246,12 +246,9 @@ def program_in_a_layer():
     [
         layer("os", "system", {"command": "touch executed"}),
         layer("keras.layers", "NoSuchLayer", {}),
-        layer("keras.layers", "Dense", [1, 2]),
         layer("keras.layers", "StringLookup", {"vocabulary": "executed"}),
-        layer("keras", "Sequential", {"layers": [{"module": "keras.layers", "config": {}}]}),
         program_in_a_layer(),
         "[" * 100_000,
-        "null",
     ],
 )
 def test_a_hostile_model_is_refused_without_running_anything(
@@ -291,11 +288,8 @@ PREPROCESSING = Preprocessing(height=24, width=20).to_dict()
             r"takes images of \(24, 20, 1, 'uint8'",
         ),
         ({"preprocessing": {**PREPROCESSING, "dtype": "uint16"}}, "does not say how files became"),
-        ({"preprocessing": {**PREPROCESSING, "window": 5}}, "does not say how files became"),
         ({"preprocessing": [1]}, "expected a mapping for preprocessing"),
         ({"label_names": [1, 2, 3, 4]}, r"expected a text for label_names\[0\]"),
-        ({"label_kind": ["classes"]}, "does not say how files became"),
-        ({"dataset": "oct"}, "expected a mapping"),
         ({"shapes": ["wide"]}, "does not say how files became"),
         ({"label_names": ["CNV"]}, "names 1 labels: they are of different runs"),
     ],

@@ -12,7 +12,7 @@ from marked_images import OCT_NAMES
 from tfrecord_io.format.groups import Groups
 from tfrecord_io.terminal.errors import UserError
 from train.kinds.classes import CLASSES
-from train.kinds.measures import expected_calibration_error, predictive_values, rates_of
+from train.kinds.measures import expected_calibration_error, rates_of
 from train.results import thresholds
 
 
@@ -164,19 +164,6 @@ def test_patients_of_one_group_count_alone_and_vary_together_and_unknown_ones_ar
     assert {sum(counts(entry["test"])) for entry in found} == {9}
     assert {sum(counts(entry["test_by_patient"])) for entry in found} == {2}
     assert "test_by_patient" not in measured_thresholds(val, three_classes(9))[0]
-
-
-def test_predictive_values_follow_from_the_prevalence_and_not_from_the_share_of_these_images():
-    urgent, cnv, *_ = measured_thresholds(
-        three_classes(80), three_classes(90), prevalences={"CNV": 0.02}
-    )
-    assert "ppv" not in urgent["test"]
-    sensitivity, specificity = (
-        cnv["test"][name]["value"] for name in ("sensitivity", "specificity")
-    )
-    for name, expected in predictive_values(sensitivity, specificity, 0.02).items():
-        assert cnv["test"][name]["value"] == pytest.approx(float(expected), abs=1e-5)
-    assert cnv["test"]["ppv"]["low"] <= cnv["test"]["ppv"]["value"] <= cnv["test"]["ppv"]["high"]
 
 
 def test_exported_thresholds_are_read_as_they_were_chosen(tmp_path):
