@@ -149,8 +149,8 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(class_run, other, 
     called = [float(row["DME"]) >= 0.25 for row in rows if row["label"] == "DME"]
     assert found["test"]["sensitivity"]["value"] == pytest.approx(np.mean(called), abs=1e-6)
     assert found["test"]["sensitivity"]["low"] is not None
-    rates = (found["test"][name]["value"] for name in ("sensitivity", "specificity"))
-    expected = predictive_values(*rates, 0.03)
+    rates = {name: found["test"][name]["value"] for name in ("sensitivity", "specificity")}
+    expected = predictive_values(**rates, prevalence=0.03)
     for name in ("ppv", "npv"):
         assert found["test"][name]["value"] == pytest.approx(float(expected[name]), abs=1e-4)
     patients = {row["patient"] for row in rows if row["label"] == "DME"}
