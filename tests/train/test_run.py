@@ -97,7 +97,9 @@ def test_the_console_is_clean(data, tmp_path):
     arguments = [word.replace("epochs=3", "epochs=2") for word in used]
     words = ("--data", data, "--workdir", workdir, *arguments)
     result = run_script("run", *words)
-    assert (result.returncode, result.stderr) == (0, "")
+    # A busy machine makes the steps wait for input, of which a run warns.
+    printed = re.sub(r"^warning: \d+% of the time was.*\n", "", result.stderr)
+    assert (result.returncode, printed) == (0, "")
     # A line for each epoch, then for each stage, and where the results are.
     names = r"^(convnet|epoch|temperature|export|evaluation|page|The model)\b"
     assert re.findall(names, result.stdout, re.MULTILINE) == [
