@@ -3,9 +3,9 @@
     python benchmarks/bucket.py [--num_images 20480]
 
 The store is on loopback, in its own process on the same cores: 10 ms to the first
-byte, and 125 MB/s for all connections together (some ways ask for no limit). The dataset is drawn,
-images of 224x224x1. Each row is a process of its own with an empty cache. Speeds are told as shares
-of the store's bandwidth or of the memory map of a local copy, measured in the same run.
+byte, and 125 MB/s for all connections together (the last rows have no limit). The dataset is drawn,
+images of 224x224x1. Each row is a process of its own with an empty cache. Speeds are shares of
+the store's bandwidth or of the memory map of a local copy, measured in the same run.
 """
 
 from __future__ import annotations

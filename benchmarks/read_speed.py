@@ -2,7 +2,7 @@
 
     python benchmarks/read_speed.py [--data OUT] [--ways mmap numpy ...] [--cold]
 
-It needs the extras `train`, `test` and `bench`. A way whose packages are missing is left out, and
+It needs the extras `train`, `dev` and `bench`. A way whose packages are missing is left out, and
 the reason is printed. Without `--data`, images of 224x224x1 are drawn. Every way reads the same
 pixels from the page cache in batches of 64, tuned as its documentation recommends. Each way has its
 own process, which is stopped while others read. The rounds alternate between the ways and their

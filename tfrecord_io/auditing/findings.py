@@ -106,7 +106,7 @@ def alarms(audit: Mapping[str, Any]) -> list[str]:
 
 
 class Examined:
-    """A dataset that is audited. In its columns, numbers count as their ranges.
+    """A dataset that is audited.
 
     Attributes:
         dataset: the manifest; its audit is not used.

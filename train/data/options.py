@@ -16,8 +16,8 @@ class InputOptions:
 
     data: Address = flag(
         "",
-        "folder of a finished dataset (it contains manifest.json), or its URL: s3://, gs://, "
-        "az://, https://",
+        "folder of a finished dataset (it contains manifest.json), or its URL: s3://, gs:// or "
+        "az://",
         metavar="OUT",
         is_operational=True,
     )

@@ -1,7 +1,7 @@
 """The configuration of a training run: its groups of options, their flags and their file.
 
 What depends on the dataset and the devices is decided by `plan`. The result is written to
-RUN/config.json, from which the run can be repeated; the login of a URL must be given again.
+RUN/config.json, from which the run can be repeated.
 """
 
 from __future__ import annotations
