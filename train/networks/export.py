@@ -8,7 +8,6 @@
     preprocessing.json  how a file becomes the model's input, and what its outputs are called
     thresholds.json     see `thresholds.choose_thresholds`; only if any were chosen
 
-
 Nothing of this project is needed to load them: the models are built of Keras' own layers.
 """
 
