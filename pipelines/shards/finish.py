@@ -42,7 +42,7 @@ from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.printing import csv_cell
 
 # Reasons whose details say what to do.
-_TOLD_BY_EXAMPLE = {"link", "no_label", "not_an_image", "not_a_number", "unreadable_member"}
+_SHOWN_BY_EXAMPLE = {"link", "no_label", "not_an_image", "unreadable_member"}
 
 
 def finish_dataset(build: Build) -> None:
@@ -150,7 +150,7 @@ def list_rejects(
     why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
     if "transparency" in reasons:
         why += "; --background black or white shows transparent pictures"
-    for reason in sorted(_TOLD_BY_EXAMPLE & reasons.keys()):
+    for reason in sorted(_SHOWN_BY_EXAMPLE & reasons.keys()):
         details = [reject.detail for reject in rejects if reject.reason == reason]
         why += f"; {reason}: {max(details, key=details.count)}" if any(details) else ""
     if len(rejects) == num_images:

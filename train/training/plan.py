@@ -63,7 +63,7 @@ class Plan:
     @property
     def num_half_size_steps(self) -> int:
         """The number of steps, the first ones, that train on images of half the size."""
-        return round((self.config.augmentation.half_size or 0.0) * self.steps_after[-1])
+        return round(self.config.augmentation.half_size * self.steps_after[-1])
 
     @property
     def fitted_part(self) -> Part | None:
@@ -155,17 +155,12 @@ def with_decisions(
     if optimizer.scale_learning_rate:
         five_epochs = math.ceil(5 * num_examples / sizes["global_batch_size"])
         warmup_steps = min(five_epochs, num_steps // 2)
-    # A GPU needs longer to compile a second step than smaller images save. Source: Howard and
-    # Gugger 2020, "fastai: a layered API for deep learning", progressive resizing.
-    is_large = min(image_shape[:2]) >= 2 * _LEAST_SIDE and not devices.on_gpu
-    halves = is_large and fine_tunes and network.model in LITE_MODELS
     # The tutorial's networks have its steps.
     decisions: dict[str, Any] = {
         "weights": network.initial_weights,
         "head_epochs": 1 if fine_tunes and is_tutorial else 0,
         "trainable_layers": 4 if fine_tunes and is_tutorial else None,
         "epochs": epochs,
-        "half_size": 0.7 if halves else 0.0,
         "mixup": 0.0 if fine_tunes and not is_tutorial else 0.3,
         "fine_tune_learning_rate": usual_rate,
         "weight_decay": 0.05 if optimizer.optimizer == "adamw" else 0.0,

@@ -73,7 +73,9 @@ def test_a_profile_that_does_not_exist_is_named(monkeypatch):
         credentials.settings("s3")
 
 
+@pytest.mark.slow
 def test_googles_file_is_read_by_googles_package(tmp_path, monkeypatch):
+    pytest.importorskip("google.auth", reason="needs pip install 'apache-beam[gcp]'")
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     assert credentials.settings("gs") == {}

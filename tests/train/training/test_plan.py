@@ -6,9 +6,9 @@ from train.training.config import TrainConfig
 from train.training.plan import with_decisions, with_model
 
 
-def resolve(num_examples=1000, num_replicas=1, image_shape=(28, 28, 1), on_gpu=False, **fields):
+def resolve(num_examples=1000, num_replicas=1, image_shape=(28, 28, 1), **fields):
     names = tuple(f"CPU:{index}" for index in range(num_replicas))
-    devices = Devices(backend="tensorflow", names=names, on_gpu=on_gpu)
+    devices = Devices(backend="tensorflow", names=names)
     config = with_model(TrainConfig.of(**fields), image_shape)
     return with_decisions(config, image_shape, num_examples, devices)
 
@@ -63,25 +63,18 @@ def test_what_is_not_given_follows_from_data_devices_and_network(
 
 
 @pytest.mark.parametrize(
-    ("image_shape", "fields", "model", "half_size"),
+    ("image_shape", "fields", "model"),
     [
-        ((96, 100, 1), {}, "efficientnet_lite0", 0.0),
-        ((95, 224, 1), {}, "small_resnet", 0.0),
-        ((224, 224, 2), {}, "small_resnet", 0.0),
-        ((224, 224, 1), {"weights": "none"}, "small_resnet", 0.0),
-        ((28, 28, 1), {"model": "vgg16"}, "vgg16", 0.0),
-        ((224, 224, 1), {}, "efficientnet_lite0", 0.7),
-        ((192, 500, 3), {"model": "efficientnet_lite2"}, "efficientnet_lite2", 0.7),
-        ((224, 224, 1), {"on_gpu": True}, "efficientnet_lite0", 0.0),
-        ((224, 224, 1), {"on_gpu": True, "half_size": 0.2}, "efficientnet_lite0", 0.2),
-        ((191, 224, 1), {}, "efficientnet_lite0", 0.0),
+        ((96, 100, 1), {}, "efficientnet_lite0"),
+        ((95, 224, 1), {}, "small_resnet"),
+        ((224, 224, 2), {}, "small_resnet"),
+        ((224, 224, 1), {"weights": "none"}, "small_resnet"),
+        ((28, 28, 1), {"model": "vgg16"}, "vgg16"),
+        ((224, 224, 1), {}, "efficientnet_lite0"),
     ],
 )
-def test_the_network_and_its_first_smaller_images_follow_from_the_size_of_the_images(
-    image_shape, fields, model, half_size
-):
-    config = resolve(image_shape=image_shape, **fields)
-    assert (config.network.model, config.augmentation.half_size) == (model, half_size)
+def test_the_network_follows_from_the_size_of_the_images(image_shape, fields, model):
+    assert resolve(image_shape=image_shape, **fields).network.model == model
 
 
 @pytest.mark.parametrize(
