@@ -8,8 +8,9 @@ PIP := @while sleep 10 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do \
 	echo "still installing: $(VENV) has $$(du -sm $(VENV) | cut -f1) MB"; done & \
 	trap "kill $$!" EXIT; \
 	$(BIN)/python -m pip install --disable-pip-version-check
-# What a requirements file pins, each file checked by its hash, then this clone.
-INSTALL = $(PIP) --require-hashes --requirement requirements/$(1).txt && \
+# What a requirements file pins, each file checked by its hash, then this clone. The file is complete,
+# so that pip need not look for dependencies.
+INSTALL = $(PIP) --no-deps --require-hashes --requirement requirements/$(1).txt && \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 # All can be changed: make run NUM_EXAMPLES=500 OUTPUT=data/small
 IMAGE_SIZE ?= 64

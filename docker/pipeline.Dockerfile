@@ -30,7 +30,7 @@ ENV PATH=/opt/venv/bin:${PATH} PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=
 RUN python3 -m venv /opt/venv
 # With an edited module this layer stays as it is.
 COPY requirements/pipeline.txt requirements/pipeline.txt
-RUN pip install --no-compile --require-hashes --requirement requirements/pipeline.txt
+RUN pip install --no-compile --no-deps --require-hashes --requirement requirements/pipeline.txt
 # Compiled here, for a worker may not write; by hash, so that no time of day is in the image.
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-compile --no-deps /wheels/*.whl \

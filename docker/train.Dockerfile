@@ -24,7 +24,7 @@ ENV PATH=/opt/venv/bin:${PATH} PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=
 RUN python3 -m venv /opt/venv
 # With an edited module this layer stays as it is.
 COPY requirements requirements
-RUN pip install --no-compile --require-hashes --requirement "requirements/${REQUIREMENTS}.txt"
+RUN pip install --no-compile --no-deps --require-hashes --requirement "requirements/${REQUIREMENTS}.txt"
 # Compiled here, for the user may not write; by hash, so that no time of day is in the image.
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-compile --no-deps /wheels/*.whl \
