@@ -48,7 +48,7 @@ def write_sample(path, num_images):
         ("bucket.py --num_images 256", "no limit, epoch 1, tf.data"),
         (
             "interval_coverage.py --num_groups 20 --num_samples 2 --num_permutations 1",
-            "| 20 | 1.5 |",
+            "| 400 | 4 |",
         ),
     ],
 )
