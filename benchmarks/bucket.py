@@ -173,7 +173,7 @@ class Store:
 
 @contextlib.contextmanager
 def serving(folder: Path, mb_per_second: float = 0.0) -> Iterator[str]:
-    """Serves the files of a folder in a process; yields its URL. 0 is no limit."""
+    """Serves the files of a folder in a process of its own; yields the URL. 0 means no limit."""
     words = [sys.executable, __file__, "--serve", str(folder), str(LATENCY_MS), str(mb_per_second)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:

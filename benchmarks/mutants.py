@@ -42,7 +42,7 @@ LIMIT = 300
 
 
 def mutants(code: str, seed: int) -> Iterator[str]:
-    """Yields, in a drawn order, sources that differ from `code` in one change of what it does."""
+    """Yields changed sources in random order; each differs from `code` in one operation."""
     nodes = list(ast_nodes(get_ast(code)))
     operators = [plugins.get_operator(name) for name in plugins.operator_names()]
     changes = [
