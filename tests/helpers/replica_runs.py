@@ -24,8 +24,8 @@ def losses(config: TrainConfig) -> dict[str, object]:
     steps = session.training_steps(network)
     batches = steps.iterate(session.training_batches(0))
     sums, counts = [], []
-    for step in range(num_steps):
-        results = steps.train(batches, half_size=step < plan.num_half_size_steps)
+    for _ in range(num_steps):
+        results = steps.train(batches)
         sums.append(float(results.totals[0]))
         counts.append(float(results.totals[2]))
     steps.sync()
@@ -35,7 +35,7 @@ def losses(config: TrainConfig) -> dict[str, object]:
         "replicas": devices.num_replicas,
         "losses": [total / count for total, count in zip(sums, counts, strict=True)],
         "counts": counts,
-        "num_traces": max(steps.num_traces.values()),
+        "num_traces": steps.num_traces,
         "probabilities": probabilities.tolist(),
     }
 

@@ -90,11 +90,6 @@ def augment(images, draws, strength: float, *, is_padded: bool = False):
     return ops.reshape(changed, (-1, height, width, channels))
 
 
-def halve(images):
-    """Averages squares of four pixels: half of the height and width, rounded down, float32."""
-    return keras.ops.average_pool(keras.ops.cast(images, "float32"), 2, 2)
-
-
 def partners(values):
     """Returns the neighbour of each example of a batch: 1 of 0, 0 of 1, 3 of 2, ...
 

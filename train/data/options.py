@@ -84,14 +84,6 @@ class AugmentOptions:
         "(default: 0 with pretrained weights but for vgg16, else 0.3)",
         least=0,
     )
-    # Progressive resizing, as in Howard and Gugger 2020, "fastai: a layered API for deep learning".
-    half_size: float = flag(
-        0.0,
-        "share of the steps, the first ones, whose images are averaged down to half of their "
-        "height and width, which takes a third of the time of a step of efficientnet_lite",
-        least=0,
-        below=1,
-    )
 
     def __post_init__(self) -> None:
         flags.check(self)

@@ -90,10 +90,7 @@ def build_network(
     Raises:
         UserError: if the images do not suit the network or the weights cannot be loaded.
     """
-    # The layers of these networks take images of any size, so training may begin with smaller ones.
-    *sides, channels = stored.shape
-    sides = [None, None] if options.model in LITE_MODELS else sides
-    pixels = keras.Input((*sides, channels), dtype="float32", name="pixels")
+    pixels = keras.Input(stored.shape, dtype="float32", name="pixels")
     backbone = None
     if options.model not in OWN_MODELS:
         features, backbone = _backbone(pixels, options)

@@ -17,7 +17,7 @@ from train.data.options import InputOptions
 from train.kinds import task_of
 from train.kinds.task import Task
 from train.machine.devices import Devices
-from train.networks.options import LITE_MODELS, TUTORIAL_MODELS
+from train.networks.options import TUTORIAL_MODELS
 from train.training.config import TrainConfig
 
 # Pixels a side from which on ImageNet's weights are worth their time.
@@ -59,11 +59,6 @@ class Plan:
             math.ceil(epoch * self.parts.train.num_examples / (options.global_batch_size or 1))
             for epoch in range((options.epochs or 0) + 1)
         ]
-
-    @property
-    def num_half_size_steps(self) -> int:
-        """The number of steps, the first ones, that train on images of half the size."""
-        return round(self.config.augmentation.half_size * self.steps_after[-1])
 
     @property
     def fitted_part(self) -> Part | None:
@@ -142,11 +137,6 @@ def with_decisions(
             "--head_epochs, --trainable_layers and --fine_tune_learning_rate are for pretrained "
             f"networks, and --model {network.model} with --weights none trains all layers in all "
             "epochs, at --lr; remove them"
-        )
-    if config.augmentation.half_size and network.model not in LITE_MODELS:
-        raise UserError(
-            f"--half_size is for {', '.join(LITE_MODELS)}: other networks take images of one size; "
-            "leave it out"
         )
     sizes = batch_sizes(config.input, num_examples, num_replicas)
     epochs = config.input.epochs or usual_epochs(num_examples, fine_tunes)

@@ -35,20 +35,15 @@ def preview(config: TrainConfig) -> None:
     num_runs = (folds.folds or 1) if folds.is_cross_validation else 1
     if folds.is_cross_validation:
         print(f"cross-validation of {num_runs} runs, of which this is the first")
-    timed, network, steps = prepare_steps(session, num_steps=2 * _STEPS * (_ROUNDS + 1))
+    timed, network, steps = prepare_steps(session, num_steps=_STEPS * (_ROUNDS + 1))
     announce(session, Progress(), network.model.count_params())
     size = plan.config.input.global_batch_size
     images = "x".join(map(str, (size, *manifest.image_shape)))
     print(f"a batch: images {images} uint8, labels {size}x{manifest.num_classes} float32")
     batches = {"read": steps.iterate(timed.training_batches(0))}
-    num_steps, num_half = plan.steps_after[-1], plan.num_half_size_steps
-    seconds = 0.0
-    for count, half_size in ((num_half, True), (num_steps - num_half, False)):
-        if count:
-            times = time_rounds(
-                steps, batches, num_steps=_STEPS, num_rounds=_ROUNDS, half_size=half_size
-            )
-            seconds += times["read"][0] / _STEPS * count
+    times = time_rounds(steps, batches, num_steps=_STEPS, num_rounds=_ROUNDS)
+    num_steps = plan.steps_after[-1]
+    seconds = times["read"][0] / _STEPS * num_steps
     print(
         f"about {seconds * num_runs / 60:.1f} minutes for all {num_steps * num_runs:,} steps, "
         "without evaluation; an estimate, from some steps now"
@@ -79,7 +74,6 @@ def time_rounds(
     *,
     num_steps: int,
     num_rounds: int,
-    half_size: bool = False,
 ) -> dict[str, tuple[float, float]]:
     """Trains on batches of several sources by turns, after a round of each that does not count.
 
@@ -90,12 +84,12 @@ def time_rounds(
     waited = dict.fromkeys(sources, 0.0)
     for source in sources.values():
         for _ in range(num_steps):  # the first one builds the graph
-            steps.train(source, half_size=half_size)
+            steps.train(source)
     for _ in range(num_rounds):
         for name, source in sources.items():
             started = time.perf_counter()
             for _ in range(num_steps):
-                waited[name] += steps.train(source, half_size=half_size).wait_seconds
+                waited[name] += steps.train(source).wait_seconds
             seconds[name].append(time.perf_counter() - started)
     return {
         name: (statistics.median(durations), waited[name] / sum(durations))

@@ -11,7 +11,6 @@ the examples among replicas gives the same result.
 from __future__ import annotations
 
 import abc
-import collections
 import dataclasses
 import functools
 import time
@@ -63,17 +62,15 @@ class Objective:
     augmentation: AugmentOptions
     is_padded: bool
 
-    def prepare(self, images, labels, draws, *, half_size=False):
+    def prepare(self, images, labels, draws):
         """Returns augmented, mixed images (float32, 0..255) and mixed labels of a replica.
 
         Args:
             images: [batch, height, width, channels], as stored.
             labels: float32 [batch, num_classes], of 0 and 1.
             draws: float32 [batch, augmentation.NUM_DRAWS].
-            half_size: whether the result has half of the height and width, see `halve`.
         """
         changes = self.augmentation
-        images = augmentation.halve(images) if half_size else images
 
         def change(images, draws):
             if changes.augment:
@@ -122,17 +119,14 @@ class Steps(abc.ABC):
 
     Attributes:
         optimizer: of the layers that train; None if the steps only predict.
-        num_traces: how often the training graph of each size of images was built; more than once
-            wastes time and memory.
+        num_traces: how often the training graph was built; more than once wastes time and memory.
     """
 
     network: Network
     devices: Devices
     objective: Objective
     optimizer: Any = None
-    num_traces: collections.Counter[bool] = dataclasses.field(
-        default_factory=collections.Counter, init=False
-    )
+    num_traces: int = dataclasses.field(default=0, init=False)
 
     @abc.abstractmethod
     def __post_init__(self) -> None:
@@ -143,8 +137,8 @@ class Steps(abc.ABC):
         return iter(batches)
 
     @abc.abstractmethod
-    def train(self, batches: Iterator[Any], *, half_size: bool = False) -> StepResults:
-        """Runs a training step on the next batch of `iterate`, see `Objective.prepare`."""
+    def train(self, batches: Iterator[Any]) -> StepResults:
+        """Runs a training step on the next batch of `iterate`."""
 
     def sync(self) -> None:  # noqa: B027 - TensorFlow's steps change the variables themselves
         """Makes the variables of the model and the optimizer current, after steps."""
@@ -192,12 +186,12 @@ class TensorFlowSteps(Steps):
         distribute = self.devices.strategy.distribute_datasets_from_function
         return iter(distribute(lambda context: batches))
 
-    def train(self, batches: Iterator[Any], *, half_size: bool = False) -> StepResults:
+    def train(self, batches: Iterator[Any]) -> StepResults:
         asked_at = time.perf_counter()
         with self._errors_as_raised():
             batch = next(batches)
             waited = time.perf_counter() - asked_at
-            totals = self._train_function(batch, half_size=half_size)
+            totals = self._train_function(batch)
         return StepResults(totals.numpy(), waited)
 
     def _predict(self, batches: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -207,16 +201,15 @@ class TensorFlowSteps(Steps):
                 probabilities = self._predict_function(images)
                 yield from zip(*map(local, (probabilities, *others)), strict=True)
 
-    def _train(self, batch: Any, half_size: bool) -> tf.Tensor:
+    def _train(self, batch: Any) -> tf.Tensor:
         # Runs while the graph is built, and only then.
-        self.num_traces[half_size] += 1
+        self.num_traces += 1
         strategy = self.devices.strategy
-        step = functools.partial(self._replica_step, half_size=half_size)
-        totals = strategy.run(step, args=batch)
+        totals = strategy.run(self._replica_step, args=batch)
         return strategy.reduce(self._tf.distribute.ReduceOp.SUM, totals, axis=None)
 
-    def _replica_step(self, images, labels, weights, draws, *, half_size):
-        images, labels = self._prepare(images, labels, draws, half_size=half_size)
+    def _replica_step(self, images, labels, weights, draws):
+        images, labels = self._prepare(images, labels, draws)
         gradients, totals = self._gradients(images, labels, weights)
         # Keras sums the gradients of the replicas in here.
         self.optimizer.apply(gradients, self.network.logits.trainable_variables)
@@ -243,13 +236,11 @@ class JaxSteps(Steps):
         self._jax, copied = jax, self.devices.sharding()
         copy = functools.partial(jax.tree.map, jax.numpy.copy)
         self._copy = jax.jit(copy, out_shardings=copied)
-        self._train_function = jax.jit(
-            self._train, donate_argnums=0, static_argnames="half_size", out_shardings=copied
-        )
+        self._train_function = jax.jit(self._train, donate_argnums=0, out_shardings=copied)
         self._predict_function = jax.jit(self._compute_predictions, out_shardings=copied)
         self._state: tuple[list[Any], list[Any], list[Any]] | None = None
 
-    def train(self, batches: Iterator[Any], *, half_size: bool = False) -> StepResults:
+    def train(self, batches: Iterator[Any]) -> StepResults:
         if self._state is None:
             # Copies, because a step donates its input. They are placed as a step's results are,
             # because another placement means another trace.
@@ -260,7 +251,7 @@ class JaxSteps(Steps):
         asked_at = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - asked_at
-        self._state, totals = self._train_function(self._state, *batch, half_size=half_size)
+        self._state, totals = self._train_function(self._state, *batch)
         return StepResults(self._jax.device_get(totals), waited)
 
     def _predict(self, batches: Iterator[Any]) -> Iterator[tuple[Any, Any, Any]]:
@@ -284,11 +275,11 @@ class JaxSteps(Steps):
         model = self.network.logits
         return model.trainable_variables, model.non_trainable_variables, self.optimizer.variables
 
-    def _train(self, state, images, labels, weights, draws, *, half_size):
+    def _train(self, state, images, labels, weights, draws):
         # Runs while the function is traced, and only then.
-        self.num_traces[half_size] += 1
+        self.num_traces += 1
         trainable, other, optimizer_state = state
-        images, labels = self.objective.prepare(images, labels, draws, half_size=half_size)
+        images, labels = self.objective.prepare(images, labels, draws)
 
         def compute_loss(trainable, other):
             logits, other = self.network.logits.stateless_call(

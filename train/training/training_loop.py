@@ -164,10 +164,10 @@ class _Loop:
             self._save()
 
     def _run_step(self, batches: Any, meter: monitors.EpochMeter) -> None:
-        progress, half_size = self._progress, self._progress.step < self._plan.num_half_size_steps
+        progress = self._progress
         # The first call of a graph also builds it, and is not timed.
-        is_warm, started = self._steps.num_traces[half_size] > 0, time.monotonic()
-        results = self._steps.train(batches, half_size=half_size)
+        is_warm, started = self._steps.num_traces > 0, time.monotonic()
+        results = self._steps.train(batches)
         seconds = time.monotonic() - started
         loss, num_images = float(results.totals[0]), int(results.totals[2])
         progress.step += 1
@@ -177,7 +177,7 @@ class _Loop:
                 "it. Lower --lr, raise --warmup_steps, or use --precision float32. The last "
                 "checkpoint is older than that step"
             )
-        if self._steps.num_traces[half_size] > 1:
+        if self._steps.num_traces > 1:
             raise TrainingError(
                 f"the training graph was traced again before step {progress.step}, which costs "
                 "minutes and memory; feed it tensors of one shape and dtype, and no Python numbers "
@@ -274,8 +274,6 @@ def announce(
         f"{options.replica_batch_size} on each device; "
         f"{session.plan.steps_after[-1]:,} steps in {counted(options.epochs or 0, 'epoch')}"
     )
-    if num_steps := session.plan.num_half_size_steps:
-        print(f"the first {num_steps:,} steps on images of half the height and width (--half_size)")
     for note in notes:
         print(printable(note))
     for alarm in alarms(manifest.audit):

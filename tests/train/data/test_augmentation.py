@@ -133,13 +133,6 @@ def test_erasing_covers_a_rectangle_with_the_mean_of_the_image():
     np.testing.assert_allclose(covered, images.mean(), rtol=1e-4)
 
 
-def test_an_image_of_half_the_size_has_the_means_of_four_pixels_and_no_odd_row():
-    images = random_images(2, (7, 8, 3)).astype(np.uint8)
-    expected = images[:, :6].reshape(2, 3, 2, 4, 2, 3).mean((2, 4))
-    found = keras.ops.convert_to_numpy(augmentation.halve(images))
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
 def test_mixup_pairs_neighbours_and_leaves_the_last_example_of_an_odd_batch():
     images = random_images(5)
     labels = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1]]

@@ -88,7 +88,6 @@ def test_the_network_follows_from_the_size_of_the_images(image_shape, fields, mo
             {"weights": "none", "fine_tune_learning_rate": 1e-3},
             "--fine_tune_learning_rate",
         ),
-        (1000, 1, {"model": "resnet50", "half_size": 0.5}, "--half_size"),
         (1000, 4, {"global_batch_size": 10}, "--batch_size 10 .* 4 replicas"),
         (10, 1, {"global_batch_size": 64}, "only 10; --batch_size 64"),
         (10, 1, {"replica_batch_size": 64}, "only 10; --replica_batch_size 64"),

@@ -10,7 +10,7 @@ import pytest
 from builds import run_command
 from marked_images import ALL_ON, QUICK, environment, marked_data
 
-from train.data.augmentation import NUM_DRAWS, halve
+from train.data.augmentation import NUM_DRAWS
 from train.kinds.classes import CLASSES
 from train.networks.models import Pixels, build_network
 from train.training.config import TrainConfig
@@ -167,16 +167,6 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too(
         np.testing.assert_array_equal(prepared_labels, labels)
     if not changes_images:
         np.testing.assert_array_equal(prepared, images)
-
-
-def test_a_step_on_images_of_half_the_size_augments_and_mixes_those(data):
-    images = np.random.default_rng(0).integers(256, size=(4, *SHAPE), dtype=np.uint8)
-    labels, draws = np.eye(4, dtype=np.float32), np.zeros((4, NUM_DRAWS), np.float32)
-    objective = objective_of(data, augment=True, mixup=0.3)
-    prepared, _ = objective.prepare(images, labels, draws, half_size=True)
-    expected, _ = objective.prepare(halve(images), labels, draws)
-    assert prepared.shape == (4, 5, 4, 1)
-    np.testing.assert_array_equal(prepared, expected)
 
 
 def test_the_augmentation_knows_that_the_images_are_padded(data):

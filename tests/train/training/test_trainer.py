@@ -316,36 +316,13 @@ def test_the_weights_that_a_run_ends_with_are_kept_before_the_checkpoint_that_sa
 def test_a_loss_that_is_no_number_and_a_graph_that_is_traced_again_end_the_run(
     class_data, tmp_path, monkeypatch, loss, num_traces, message
 ):
-    def step(steps, batches, *, half_size):
-        steps.num_traces[half_size] += num_traces
+    def step(steps, batches):
+        steps.num_traces += num_traces
         return StepResults(totals=np.array([loss, 0, 4], np.float32), wait_seconds=0.0)
 
     monkeypatch.setattr(TensorFlowSteps, "train", step)
     with pytest.raises(TrainingError, match=message):
         train_and_evaluate(config_of(class_data), tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_run_that_is_stopped_while_its_images_are_small_goes_on_to_the_same_weights(
-    tmp_path, monkeypatch
-):
-    data = tmp_path / "data"
-    write_marked_dataset(data, num_examples={"train": 8}, image_shape=(32, 32, 1))
-    config = config_of(
-        data, model="efficientnet_lite0", weights="none", epochs=2, replica_batch_size=4
-    )
-    configs = {name: config.replace(half_size=share) for name, share in (("a", 0.5), ("b", 0.0))}
-    for name in ("a", "b"):
-        with without_saved_model():
-            train_and_evaluate(configs[name], tmp_path / name)
-    resumed = tmp_path / "resumed"
-    for step in (1, 3):  # the first two steps are of half the size
-        train_until(step, configs["a"], resumed, monkeypatch)
-    with without_saved_model():
-        train_and_evaluate(configs["a"], resumed)
-    ours, whole, large = (arrays_of(tmp_path / each / "best.npz") for each in ("resumed", "a", "b"))
-    check_equal(ours, whole)
-    assert not same_values(whole, large)
 
 
 @pytest.mark.slow
