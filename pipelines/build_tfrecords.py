@@ -161,9 +161,9 @@ def plan_images(options: BuildOptions, source: Source, files: SmallFiles) -> Pla
     listed = codes.coded(named, files.secret) if files.secret else named
     splits = options.splits.resolved(listed.table)
     read_content = functools.partial(content_names, source)
-    divided, dropped, notes = assign_splits(listed, splits, read_content, kind)
+    divided, dropped, notes = assign_splits(listed, splits, read_content)
     summary.say(*notes)
-    decided = {**splits.identity(divided.split_seed), **options.plan.identity()}
+    decided = {**splits.identity(), **options.plan.identity()}
     draft = make_draft(listed, options.pixels, kind, options.output.name, decided)
     refs, tasks = make_plan(divided.table, draft.layout.stride, options.plan)
     draft = with_counts(draft, divided, refs, dropped)

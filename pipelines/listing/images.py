@@ -71,7 +71,6 @@ class Images:
         layout: the role of each level of folders, and its names, see `classes.with_classes`.
         label_names: the names of the labels, in the order of their indices.
         reject_patients: the patients of rejects, by path, where a table names them.
-        split_seed: the seed that made the splits, once they are made.
         source: the source's entry in the manifest.
         identity: what decided the labels and the patients, by flag.
     """
@@ -81,7 +80,6 @@ class Images:
     layout: tuple[tuple[str, str], ...] = ()
     label_names: tuple[str, ...] = ()
     reject_patients: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    split_seed: int | None = None
     source: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

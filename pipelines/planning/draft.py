@@ -89,7 +89,6 @@ def with_counts(draft: Manifest, images: Images, planned: pa.Table, dropped: pa.
     audit = {
         "notes": list(ledger.notes),
         "layout": [list(level) for level in images.layout],
-        "split_seed": images.split_seed,
     }
     return dataclasses.replace(draft, counts=counts, audit=audit)
 

@@ -1,7 +1,7 @@
 """Splits without leaks, decided before any image is decoded.
 
-With `--splits patient`, a hash of the patient's name and a seed decides, see `balance`. So images
-added later do not move a patient to another split.
+With `--splits patient`, a hash of the patient's name and a seed decides, see `chosen_splits`. So
+images added later do not move a patient to another split.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ import xxhash
 from pipelines import errors
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA, iterate_refs
-from pipelines.planning.balance import best_seed, chosen_splits, describe
 from pipelines.sources.source import Member, Source, read_in_order
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format.groups import INPUTS, Groups, group_images, plural_unit
-from tfrecord_io.format.hashing import hash_names
-from tfrecord_io.format.kinds import CLASSES, LabelKind
+from tfrecord_io.format.hashing import draw, hash_names
 from tfrecord_io.terminal.flags import check, flag
 from tfrecord_io.terminal.printing import many
 
@@ -71,15 +69,12 @@ class SplitOptions:
         expected="shares like train=0.8,val=0.1,test=0.1",
         metavar="A=X,B=Y,...",
     )
-    split_seed: int | None = flag(
+    split_seed: int = flag(
         0,
-        "decides, with the patient's name, which split a patient is in; auto searches for a seed "
-        "that gives every class its share",
-        parse=lambda text: None if text == "auto" else int(text),
-        expected="a number or auto",
+        "decides, with the patient's name, which split a patient is in",
         least=0,
         most=LARGEST_SEED,
-        metavar="N|auto",
+        metavar="N",
     )
     keep_split: str | None = flag(
         None,
@@ -114,14 +109,10 @@ class SplitOptions:
             return self
         return dataclasses.replace(self, splits="patient" if _is_patient_known(refs) else "file")
 
-    def identity(self, seed: int | None) -> dict[str, Any]:
-        """Returns what decides the splits and the images that are dropped, by flag.
-
-        `seed` is the one that made the splits, which `--split_seed auto` has found; else None.
-        """
+    def identity(self) -> dict[str, Any]:
+        """Returns what decides the splits and the images that are dropped, by flag."""
         return dataclasses.asdict(self) | {
             "split_fractions": dict(self.split_fractions) if self.split_fractions else None,
-            "split_seed": self.split_seed if seed is None else seed,
             # `fail` writes the same bytes as `keep`, if the build succeeds.
             "leaks": "drop" if self.leaks == "drop" else "keep",
         }
@@ -131,7 +122,6 @@ def assign_splits(
     images: Images,
     options: SplitOptions,
     read_content: Callable[[pa.Table], Sequence[str]],
-    label_kind: LabelKind = CLASSES,
 ) -> tuple[Images, pa.Table, list[str]]:
     """Decides every image's split and drops the images that the options exclude.
 
@@ -147,7 +137,7 @@ def assign_splits(
             should be by patient and none is known.
         errors.RefusedError: if patients are in several splits and the policy is `fail`.
     """
-    refs, notes, seed = images.table, list[str](), None
+    refs, notes = images.table, list[str]()
     present, kept = _split_names(refs), options.keep_split
     if kept is not None and kept not in present:
         raise errors.UserError(
@@ -170,7 +160,7 @@ def assign_splits(
             "splits in which a patient can be in several"
         )
     if options.splits != "source":
-        refs, seed = _assign(refs, options, read_content, label_kind, notes)
+        refs = _assign(refs, options, read_content, notes)
     elif _split_names(refs) == ["train"]:
         notes.append(
             "every image is in the split train, because neither folders nor a column split name "
@@ -179,7 +169,7 @@ def assign_splits(
     elif options.leaks == "fail":
         _require_no_leaks(refs)
     found = Ledger(notes=tuple(notes))
-    return images.then(refs, found, split_seed=seed), pa.concat_tables(dropped), notes
+    return images.then(refs, found), pa.concat_tables(dropped), notes
 
 
 def protected_first(names: Iterable[str]) -> list[str]:
@@ -192,10 +182,9 @@ def _assign(
     refs: pa.Table,
     options: SplitOptions,
     read_content: Callable[[pa.Table], Sequence[str]],
-    label_kind: LabelKind,
     notes: list[str],
-) -> tuple[pa.Table, int]:
-    """Returns the refs with the splits of `--splits patient`, and the seed that made them."""
+) -> pa.Table:
+    """Returns the refs with the splits of `--splits patient`, and notes how large they are."""
     fractions = dict(options.split_fractions or DEFAULT_FRACTIONS)
     splits = refs["split"].cast(pa.string()).combine_chunks()
     free = pa.array(np.ones(refs.num_rows, bool))
@@ -207,24 +196,40 @@ def _assign(
         raise errors.UserError(
             "--splits patient needs images, and a split in --split_fractions, besides --keep_split"
         )
-    names = protected_first(fractions)
-    shares = np.array([fractions[name] for name in names]) / sum(fractions.values())
+    names, seed = protected_first(fractions), options.split_seed
+    wanted = np.array([fractions[name] for name in names]) / sum(fractions.values())
     known = known_groups(candidates)
     unit = "file" if known.unit == "image" else known.unit
     groups = _with_content(known, candidates, read_content, notes).dictionary_encode()
-    hashes = hash_names(groups.dictionary.to_pylist())
-    members = groups.indices.to_numpy().astype(np.int64)
-    counts = _counts_by_class(candidates, members, len(hashes), label_kind)
-    seed = options.split_seed
-    seed = best_seed(hashes, counts, shares) if seed is None else seed
-    choice = chosen_splits(hashes, shares, seed)
-    achieved = np.stack([counts[choice == index].sum(0) for index in range(len(names))])
-    seeds = options.split_seed, seed
-    notes.append(describe(names, shares, achieved, len(hashes), unit, *seeds))
-    chosen = pa.array(names).take(pa.array(choice[members]))
-    column = pc.replace_with_mask(splits, free, chosen).dictionary_encode()
+    of_group = chosen_splits(groups.dictionary.to_pylist(), wanted, seed)
+    of_image = of_group[groups.indices.to_numpy()]
+    shares = np.bincount(of_image, minlength=len(names)) / len(of_image)
+    rows = list(zip(names, wanted, shares, strict=True))
+    if empty := [name for name, _, share in rows if not share]:
+        few = many(len(of_group), unit, plural_unit(unit))
+        raise errors.UserError(
+            f"{', '.join(empty)} would get no image: {few} too few for "
+            f"{', '.join(f'{name}={share:.4g}' for name, share, _ in rows)} with seed {seed}; "
+            "choose other --split_fractions or another --split_seed"
+        )
+    parts = ", ".join(f"{name} {share:.1%} (wanted {aim:.1%})" for name, aim, share in rows)
+    notes.append(f"split by {unit} with seed {seed}: {parts}")
+    column = pc.replace_with_mask(splits, free, pa.array(names).take(pa.array(of_image)))
     place = REF_SCHEMA.get_field_index("split")
-    return refs.set_column(place, "split", column).combine_chunks(), seed
+    return refs.set_column(place, "split", column.dictionary_encode()).combine_chunks()
+
+
+def chosen_splits(names: Sequence[str], shares: np.ndarray, seed: int) -> np.ndarray:
+    """Returns the number of each group's split, int64 [num_groups], by the groups' names.
+
+    A hash of name and seed gives a group its place in [0, 1), and the sums of the shares divide it:
+
+    >>> chosen_splits(["patient:17", "patient:18"], np.array([0.1, 0.9]), 0)
+    array([0, 1])
+    """
+    draws = draw(hash_names(names), np.array([seed], np.uint64))[0]
+    places = (draws >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return np.searchsorted(np.cumsum(shares)[:-1], places, "right")
 
 
 def _with_content(
@@ -276,17 +281,6 @@ def known_groups(refs: pa.Table) -> Groups:
     present = [name for name in INPUTS if f"{OTHER}{name}" in refs.column_names]
     others = {name: refs[f"{OTHER}{name}"] for name in present}
     return group_images(pa.table({**others, "patient": refs["patient"], "path": refs["path"]}))
-
-
-def _counts_by_class(
-    refs: pa.Table, members: np.ndarray, num_groups: int, label_kind: LabelKind
-) -> np.ndarray:
-    """Returns int64 [num_groups, num_classes], the number of images; see `LabelKind.balance`."""
-    labels = pc.dictionary_encode(refs["label"].cast(pa.string())).combine_chunks()
-    texts = labels.dictionary.to_pylist()
-    codes = members * len(texts) + labels.indices.to_numpy()
-    counts = np.bincount(codes, minlength=num_groups * len(texts)).reshape(num_groups, len(texts))
-    return label_kind.balance(counts, texts)
 
 
 def _drop_shared_with(

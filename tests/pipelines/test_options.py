@@ -33,15 +33,13 @@ def test_flags_of_each_form_arrive_where_they_belong():
         [*ARCHIVE, "--image_size=100x70", "--resize=box", "--num_shards=5", "--overwrite",
          "--classes=NORMAL, CNV", "--layout=split/class", r"--patient_regex=^(\d)",
          "--download_dir=d",
-         "--splits=patient", "--split_seed=auto", "--output=s3://b/out",
+         "--splits=patient", "--split_seed=7", "--output=s3://b/out",
          "--split_fractions=train=0.7,holdout=0.3"]
     )  # fmt: skip
     assert chosen.output == OutputOptions(output=Address("s3://b/out"), overwrite=True)
     assert chosen.pixels == Preprocessing(height=100, width=70, resize="box")
     fractions = (("train", 0.7), ("holdout", 0.3))
-    assert chosen.splits == SplitOptions(
-        splits="patient", split_fractions=fractions, split_seed=None
-    )
+    assert chosen.splits == SplitOptions(splits="patient", split_fractions=fractions, split_seed=7)
     assert chosen.plan == PlanOptions(num_shards=5)
     assert chosen.listing == ListingOptions(
         classes=("NORMAL", "CNV"), layout=("split", "class"), patient_regex=r"^(\d)"

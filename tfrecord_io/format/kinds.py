@@ -87,18 +87,6 @@ class LabelKind:
             of_text[row, [places[name] for name in self.names_in(text)]] = True
         return of_text[np.fromiter((rows[text] for text in texts), np.int64, len(texts))]
 
-    def balance(self, counts: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-        """Returns the numbers of which each split should have the same share.
-
-        From int64 [num_groups, num_texts], the number of examples by the text of their label, it
-        makes int64 [num_groups, num_numbers], which count each example equally often.
-        """
-        names = sorted({name for text in texts for name in self.names_in(text)})
-        if self.one_hot or not names:
-            return counts
-        with_label = self.has(texts, names).astype(np.int64)
-        return counts @ np.hstack([with_label, 1 - with_label])
-
     def describe(self, label_names: Sequence[str]) -> str:
         """Returns what labels a dataset has, such as `in 4 classes`."""
         return f"in {counted(len(label_names), self.noun, self.plural)}"

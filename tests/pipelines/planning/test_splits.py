@@ -1,6 +1,5 @@
 import collections
 import random
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +11,9 @@ from image_files import jpeg, write_tree, write_zip
 from pipelines import errors
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA
-from pipelines.planning import balance, splits
+from pipelines.planning import splits
 from pipelines.planning.splits import SplitOptions
 from tfrecord_io.auditing import verify
-from tfrecord_io.format.hashing import hash_names
 from tfrecord_io.format.manifest import Manifest
 
 CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
@@ -90,15 +88,6 @@ def test_every_patient_is_in_one_split_and_each_class_and_split_has_its_share_wi
         assert shares(result.refs, label) == pytest.approx(FRACTIONS, abs=0.02)
 
 
-def test_auto_finds_a_seed_that_balances_every_class_of_few_patients_within_a_point():
-    refs = refs_of(population(1500))
-    chosen = by_patient(refs, split_seed=None)
-    for label in CLASSES:
-        assert shares(chosen.refs, label) == pytest.approx(FRACTIONS, abs=0.01)
-    seed = int(re.search(r"--split_seed (\d+)", chosen.notes[0])[1])
-    assert by_patient(refs, split_seed=seed).refs.equals(chosen.refs)
-
-
 def test_a_patient_keeps_its_split_in_every_version_and_moves_only_into_one_that_grows():
     rows = population(600)
     before = split_of_patients(by_patient(rows[: len(rows) // 2]).refs)
@@ -115,13 +104,12 @@ def test_a_patient_keeps_its_split_in_every_version_and_moves_only_into_one_that
     assert all(larger[patient] == {"test"} for patient, names in after.items() if "test" in names)
 
 
-def test_positions_are_even_and_never_change():
-    def positions(names):
-        return balance.positions(hash_names(names), np.array([0], np.uint64))[0]
-
-    found = positions([str(number) for number in range(5000)])
-    assert np.histogram(found, 10, (0, 1))[0] == pytest.approx(500, abs=80)
-    assert positions(["1001666"])[0] == pytest.approx(0.2134769542620345, abs=1e-15)
+def test_the_split_of_a_name_never_changes_and_splits_are_even():
+    found = splits.chosen_splits([str(number) for number in range(5000)], np.full(10, 0.1), 0)
+    assert np.bincount(found) == pytest.approx(500, abs=80)
+    place = 0.2134769542620345
+    for bound, split in ((place - 1e-15, 1), (place + 1e-15, 0)):
+        assert splits.chosen_splits(["1001666"], np.array([bound, 1 - bound]), 0) == [split]
 
 
 def test_without_patients_files_of_one_content_stay_together_and_the_user_is_printed():

@@ -261,16 +261,6 @@ def test_a_dataset_that_is_being_replaced_is_said_to_be(scans, complete, tmp_pat
         Manifest.load(output)
 
 
-def test_the_seed_that_a_search_has_found_makes_the_same_dataset(scans, tmp_path, capsys):
-    flags = ["--splits=patient", "--split_fractions=train=0.7,test=0.3"]
-    output = build_here(scans, tmp_path / "out", *flags, "--split_seed=auto")
-    seed = Manifest.load(output).options["split_seed"]
-    assert f"--split_seed {seed} from now on" in capsys.readouterr().err
-    for same in (seed, "auto"):
-        assert run_build_here(scans, output, *flags, f"--split_seed={same}") == 0
-        assert "nothing to do" in capsys.readouterr().out
-
-
 def test_a_build_that_is_killed_while_it_replaces_leaves_the_old_or_the_new(
     scans, complete, tmp_path
 ):

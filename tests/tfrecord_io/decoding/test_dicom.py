@@ -462,7 +462,7 @@ def tree():
 folder = scans_of(tree)
 
 
-FLAGS = ("--splits=patient", "--split_seed=auto", "--split_fractions=train=0.5,test=0.5",
+FLAGS = ("--splits=patient", "--split_fractions=train=0.5,test=0.5",
          "--max_reject_fraction=0.5", "--num_shards=2")  # fmt: skip
 
 

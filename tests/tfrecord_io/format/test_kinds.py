@@ -43,14 +43,6 @@ def test_the_text_of_several_labels_names_them_or_says_none():
     assert CLASSES.counts(["fluid", "fluid"], NAMES) == (0, 2, 0)
 
 
-def test_splits_are_balanced_by_the_images_with_and_without_each_label():
-    counts = np.array([[2, 1, 0], [0, 0, 4]])
-    balanced = MULTI_LABEL.balance(counts, ["mass|scar", "none", "scar"])
-    # With mass, with scar, without mass, without scar.
-    assert balanced.tolist() == [[2, 2, 1, 1], [0, 4, 4, 0]]
-    assert (balanced.sum(1) == 2 * counts.sum(1)).all()
-
-
 @pytest.mark.parametrize(
     ("kind", "text", "values", "wrong", "expected"),
     [
