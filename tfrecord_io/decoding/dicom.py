@@ -45,6 +45,8 @@ _HEADER_TAGS = (
     "NumberOfFrames", "BurnedInAnnotation",
 )  # fmt: skip
 
+_IDS = ("PatientID", "StudyInstanceUID", "SeriesInstanceUID")
+
 # pydicom's plugin for each transfer syntax; "" for those that are not compressed. Its own plugins
 # for lossless JPEG, and JPEG of more than eight bits, are not free, or end the process on a damaged
 # file, as GDCM does; so this module is one, see `decode_jpeg`.
@@ -77,33 +79,8 @@ _NEEDED = ("Rows", "Columns", "BitsStored", "PhotometricInterpretation", "PixelR
 # The functional groups whose attributes a frame may have for itself (PS3.3, C.7.6.16).
 _GROUPS = ("PixelMeasuresSequence", "PixelValueTransformationSequence", "FrameVOILUTSequence")
 
-
-_STORAGE = r"1\.2\.840\.10008\.5\.1\.4\.1\.1\."
-
-# Objects that are not pictures of a patient, by the end of their SOP class (PS3.4); no library has
-# such a list. Segmentations have pixels, but these are masks of other
-# pictures.
-_KINDS = {
-    re.compile(rf"{_STORAGE}(?:{ends})"): kind
-    for ends, kind in {
-        r"88\.59": "key_object_selection",
-        r"88\.\d+(\.\d+)*": "structured_report",
-        r"11\.\d+": "presentation_state",
-        r"104\.\d+": "encapsulated_document",
-        r"481\.3": "structure_set",
-        r"481\.([4-9]|1\d|2\d)|34\.\d+": "treatment_plan_or_record",
-        r"9\.\d+(\.\d+)*": "waveform",
-        r"66\.4|66\.7": "segmentation",
-        r"66\.[12356]": "registration_or_surface",
-        r"66|4\.2": "raw_data",
-        r"67": "value_mapping",
-        r"78\.\d|79\.1|80\.1|77\.1\.5\.3": "eye_measurement",
-        r"90\.1|91\.1": "annotation",
-        r"68\.\d|131": "surface_or_color_palette",
-    }.items()
-}
-# The second is Siemens' own, in which spectra and protocols are beside the pictures of a study.
-_OTHERS = {"1.2.840.10008.1.3.10": "media_directory", "1.3.12.2.1107.5.9.1": "raw_data"}
+# Siemens' own class of spectra and protocols, beside the pictures of a study; in no dictionary.
+_SIEMENS_RAW_DATA = "1.3.12.2.1107.5.9.1"
 
 # Values of ImageType of pictures that only accompany others: of slides, and of CT (PS3.3, C.8.12.4
 # and C.8.2.1).
@@ -118,7 +95,7 @@ class Header:
         patient: a hash of the patient's identity; `study` and `series` are hashes of their UIDs.
         laterality: `L`, `R` or `B`.
         device: the model's name.
-        kind: `structured_report` and the like if it is not a picture of a patient; else empty.
+        kind: `enhanced_sr` and the like if it is not a picture of a patient; else empty.
         is_annotated: whether the file says that text is burned into its pixels.
     """
 
@@ -210,39 +187,37 @@ def read_header(start: bytes) -> Header | None:
         return None
     wanted = [tag_for_keyword(name) or 0 for name in _HEADER_TAGS]
     file = io.BytesIO(start)
-    try:
+    # A damaged file raises almost anything. The decoder rejects it, with a reason.
+    with contextlib.suppress(Exception):
         tags = read_partial(file, lambda tag, *_: tag > wanted[-1], specific_tags=wanted)
-        header = _header(tags)
+        texts = {name: str(tags.get(name) or "").strip() for name in _HEADER_TAGS}
+        patient, study, series = (texts[name] for name in _IDS)
+        header = Header(
+            num_frames=int(tags.get("NumberOfFrames") or 1),
+            patient=patient_code(patient, texts["IssuerOfPatientID"]) if patient else None,
+            study=_hashed(study) if study else None,
+            series=_hashed(series) if series else None,
+            modality=texts["Modality"] or None,
+            laterality=texts["ImageLaterality"] or texts["Laterality"] or None,
+            device=texts["ManufacturerModelName"] or None,
+            kind=_ignored_kind(texts["SOPClassUID"], tags.get("ImageType") or ()),
+            is_annotated=texts["BurnedInAnnotation"].upper() == "YES",
+        )
         # pydicom stops before the first tag behind the header, or at the end of the bytes.
-        return header if file.tell() < len(start) or header.kind else None
-    except Exception:
-        # A damaged file raises almost anything. The decoder rejects it, with a reason.
-        return None
-
-
-def _header(tags: Dataset) -> Header:
-    def text(name: str) -> str:
-        return str(tags.get(name) or "").strip()
-
-    patient, study, series = map(text, ("PatientID", "StudyInstanceUID", "SeriesInstanceUID"))
-    return Header(
-        num_frames=int(tags.get("NumberOfFrames") or 1),
-        patient=patient_code(patient, text("IssuerOfPatientID")) if patient else None,
-        study=_hashed(study) if study else None,
-        series=_hashed(series) if series else None,
-        modality=text("Modality") or None,
-        laterality=text("ImageLaterality") or text("Laterality") or None,
-        device=text("ManufacturerModelName") or None,
-        kind=_ignored_kind(text("SOPClassUID"), tags.get("ImageType") or ()),
-        is_annotated=text("BurnedInAnnotation").upper() == "YES",
-    )
+        if file.tell() < len(start) or header.kind:
+            return header
+    return None
 
 
 def _ignored_kind(sop_class: str, image_type: Iterable[str]) -> str:
-    """Returns what a DICOM object is, such as `structured_report`; empty for a picture to use."""
-    kinds = (kind for pattern, kind in _KINDS.items() if pattern.fullmatch(sop_class))
-    companions = (f"{name.lower()}_image" for name in _COMPANIONS if name in image_type)
-    return _OTHERS.get(sop_class) or next(kinds, "") or next(companions, "")
+    """Returns what an object is that is no picture, such as `enhanced_sr`; empty for a picture."""
+    from pydicom.uid import UID
+
+    name = "Raw Data Storage" if sop_class == _SIEMENS_RAW_DATA else UID(sop_class).name
+    # Segmentations have pixels, but these are masks of other pictures. Unknown classes may be any.
+    if name != sop_class and not re.search("Image|US Volume", name):
+        return re.sub(r"\W+", "_", name.removesuffix(" Storage").lower())
+    return next((f"{kind.lower()}_image" for kind in _COMPANIONS if kind in image_type), "")
 
 
 def patient_code(patient: str, issuer: str = "") -> str:

@@ -77,8 +77,8 @@ def test_patterns_that_leave_everything_out_are_named():
 
 def test_a_file_of_another_kind_is_named_with_its_converter():
     listing = list_files({**TREE, "volumes/a.nii": b"", "volumes/b.nii": b""})
-    assert "2 files such as volumes/a.nii: a NIfTI volume: export" in notes_of(listing)
-    with pytest.raises(errors.UserError, match="a NIfTI volume: export"):
+    assert "2 files such as volumes/a.nii: a volume or an array " in notes_of(listing)
+    with pytest.raises(errors.UserError, match="a volume or an array"):
         list_files({"p1/a.nii": b"", "p2/b.nii": b""})
 
 

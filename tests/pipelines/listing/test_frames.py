@@ -90,9 +90,9 @@ def test_only_the_bytes_of_a_frame_are_read_to_build_it(tmp_path, folder, name):
 
 #: Objects of a study that are not pictures: the end of their SOP class, and how they are counted.
 KINDS = {
-    "88.22": "structured_report", "88.59": "key_object_selection", "11.1": "presentation_state",
-    "481.3": "structure_set", "104.1": "encapsulated_document", "66.4": "segmentation",
-    "9.1.1": "waveform",
+    "88.22": "enhanced_sr", "88.59": "key_object_selection_document", "481.3": "rt_structure_set",
+    "11.1": "grayscale_softcopy_presentation_state", "104.1": "encapsulated_pdf",
+    "66.4": "segmentation", "9.1.1": "12_lead_ecg_waveform",
 }  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def test_objects_that_are_no_pictures_are_ignored_and_counted_by_their_kind(tmp_
         files[f"CNV/{end}"] = data if end == "66.4" else data[: data.index(b"\x28\0\x02\0US")]
     files["DME/report"] = Path(get_testdata_file("test-SR.dcm")).read_bytes()
     listing = list_source(DirectorySource(write_tree(tmp_path / "in", files)))
-    counted = Counter([*KINDS.values(), "structured_report"])
+    counted = Counter([*KINDS.values(), "comprehensive_sr"])
     assert (len(listing.table), listing.ledger.ignored) == (4, dict(sorted(counted.items())))
     assert listing.ledger.rejects == ()
 

@@ -61,38 +61,30 @@ def found_in(data, name="odd"):
 
 
 REJECTS = {
-    "ExplVR_BigEndNoMeta": "not_an_image",
-    "ExplVR_LitEndNoMeta": "not_an_image",
-    "JPEG2000-embedded-sequence-delimiter": "undecodable",
-    "MR_truncated": "truncated",
-    "SC_rgb_rle_32bit": "too_many_bits",
-    "SC_rgb_rle_32bit_2frame": "too_many_bits",
-    "UN_sequence": "no_pixels",
-    "badVR": "undecodable",
-    "empty_charset_LEI": "no_pixels",
-    "image_dfl": "unsupported_syntax",
-    "meta_missing_tsyntax": "no_pixels",
-    "nested_priv_SQ": "no_pixels",
-    "no_meta": "not_an_image",
-    "no_meta_group_length": "no_pixels",
-    "priv_SQ": "no_pixels",
-    "rtdose": "too_many_bits",
-    "rtdose_1frame": "too_many_bits",
-    "rtdose_expb": "too_many_bits",
-    "rtdose_expb_1frame": "too_many_bits",
-    "rtdose_rle": "too_many_bits",
-    "rtdose_rle_1frame": "too_many_bits",
-    "rtstruct": "not_an_image",
+    name: reason
+    for reason, names in {
+        "not_an_image": "ExplVR_BigEndNoMeta ExplVR_LitEndNoMeta no_meta rtstruct",
+        "undecodable": "JPEG2000-embedded-sequence-delimiter badVR",
+        "truncated": "MR_truncated",
+        "too_many_bits": "SC_rgb_rle_32bit SC_rgb_rle_32bit_2frame",
+        "no_pixels": "UN_sequence empty_charset_LEI meta_missing_tsyntax nested_priv_SQ "
+        "no_meta_group_length priv_SQ",
+        "unsupported_syntax": "image_dfl",
+    }.items()
+    for name in names.split()
 }
 IGNORED = {
-    "liver_1frame": "segmentation",
-    "liver_expb_1frame": "segmentation",
-    "reportsi": "structured_report",
-    "reportsi_with_empty_number_tags": "structured_report",
-    "rtplan": "treatment_plan_or_record",
-    "rtplan_truncated": "treatment_plan_or_record",
-    "test-SR": "structured_report",
-    "waveform_ecg": "waveform",
+    name: kind
+    for kind, names in {
+        "segmentation": "liver_1frame liver_expb_1frame",
+        "basic_text_sr": "reportsi reportsi_with_empty_number_tags",
+        "comprehensive_sr": "test-SR",
+        "rt_plan": "rtplan rtplan_truncated",
+        "rt_dose": "rtdose rtdose_1frame rtdose_expb rtdose_expb_1frame rtdose_rle "
+        "rtdose_rle_1frame",
+        "12_lead_ecg_waveform": "waveform_ecg",
+    }.items()
+    for name in names.split()
 }
 
 
