@@ -21,7 +21,6 @@ import csv
 import dataclasses
 import html
 import importlib
-import importlib.util
 import io
 import json
 import os
@@ -35,6 +34,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tfrecord_io
+
+_Path = str | os.PathLike[str]
+_Paths = _Path | Iterable[Any]
 
 __all__ = ["CommandError", "Dataset", "Evaluation", "Run", "build", "evaluate", "predict", "train"]
 
@@ -52,47 +54,34 @@ COMMANDS = {
 }
 
 
-# Runs a command as `scan-tfrecords` does; its own folder comes first, as that of a script would.
-_PROGRAM = """\
-import sys
-sys.path[0], sys.argv[:2] = sys.argv[1], ["scan-tfrecords"]
-import scan_tfrecords
-sys.exit(scan_tfrecords.main())
-"""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command.
-
-    Args:
-        argv: the command's name and its arguments; None for those of the process.
+    """Runs a command by its name and arguments, by default those of the process.
 
     Returns:
         the exit code of the command; 0 after the list of commands or the version, 2 for an unknown
         command.
     """
-    _find_own_packages_first()
+    os.environ["PYTHONSAFEPATH"] = "1"  # else a worker looks into the working folder first
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     listed = "\n".join(f"  {command:<11} {purpose}" for command, (_, purpose) in COMMANDS.items())
     usage = f"usage: scan-tfrecords COMMAND ...\n\n{listed}\n"
     usage += "\nEach has its own --help; --version prints the version."
     if name in ("-h", "--help"):
         print(usage)
-        return 0
-    if name == "--version":
+    elif name == "--version":
         print(f"scan-tfrecords {importlib.import_module('tfrecord_io.version').VERSION}")
-        return 0
-    if name not in COMMANDS:
+    elif name not in COMMANDS:
         print(f"error: expected a command, received {name!r}\n\n{usage}", file=sys.stderr)
         return 2
-    module, _ = COMMANDS[name]
-    if module == "tfrecord_io.__main__":
-        arguments = [name, *arguments]
-    try:
-        main_of_module = importlib.import_module(module).main
-    except KeyboardInterrupt:
-        return 130
-    return main_of_module(arguments)
+    else:
+        module, _ = COMMANDS[name]
+        arguments = [name, *arguments] if module == "tfrecord_io.__main__" else arguments
+        try:
+            main_of_module = importlib.import_module(module).main
+        except KeyboardInterrupt:
+            return 130
+        return main_of_module(arguments)
+    return 0
 
 
 class CommandError(Exception):
@@ -137,13 +126,9 @@ class Dataset(_Result):
 
         return tfrecord_io.make_batches(self.path, split=split, batch_size=batch_size, **options)
 
-    def audit(self) -> dict[str, Any]:
-        """Returns what `scan-tfrecords audit --json` prints: leaks, copies and shortcuts."""
-        return json.loads(_run("audit", ["--json", self.path], has_answer=True))
-
 
 class Evaluation(_Result):
-    """What was measured on a dataset, by the folder of the results."""
+    """What was measured on a dataset, by the folder or URL of the results."""
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -157,23 +142,19 @@ class Evaluation(_Result):
 
 
 class Run(Evaluation):
-    """A finished training run, by its folder or URL."""
+    """A finished training run."""
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """What was measured after each epoch."""
         return self._json("history.json")
 
-    def predict(
-        self, inputs: str | os.PathLike[str] | Iterable[Any], **options: Any
-    ) -> list[dict[str, Any]]:
+    def predict(self, inputs: _Paths, **options: Any) -> list[dict[str, Any]]:
         """See `predict`."""
         return predict(self, inputs, **options)
 
 
-def build(
-    input: str | os.PathLike[str] | None, output: str | os.PathLike[str], **options: Any
-) -> Dataset:
+def build(input: _Path | None, output: _Path, **options: Any) -> Dataset:
     """Builds a dataset, or goes on with it: `scan-tfrecords build`.
 
     Args:
@@ -187,9 +168,7 @@ def build(
     return Dataset(os.fsdecode(output))
 
 
-def train(
-    dataset: Dataset | str | os.PathLike[str], workdir: str | os.PathLike[str], **options: Any
-) -> Run:
+def train(dataset: Dataset | _Path, workdir: _Path, **options: Any) -> Run:
     """Trains a network, or goes on with it: `scan-tfrecords train`.
 
     Args:
@@ -202,10 +181,7 @@ def train(
 
 
 def evaluate(
-    run: Run | str | os.PathLike[str] | Iterable[Any],
-    dataset: Dataset | str | os.PathLike[str],
-    output: str | os.PathLike[str] | None = None,
-    **options: Any,
+    run: Run | _Paths, dataset: Dataset | _Path, output: _Path | None = None, **options: Any
 ) -> Evaluation:
     """Measures a network on another dataset: `scan-tfrecords evaluate`.
 
@@ -227,11 +203,7 @@ def evaluate(
     return Evaluation(os.fsdecode(output))
 
 
-def predict(
-    run: Run | str | os.PathLike[str] | Iterable[Any],
-    inputs: str | os.PathLike[str] | Iterable[Any],
-    **options: Any,
-) -> list[dict[str, Any]]:
+def predict(run: Run | _Paths, inputs: _Paths, **options: Any) -> list[dict[str, Any]]:
     """Predicts image files, or those in folders: `scan-tfrecords predict --format json`.
 
     Args:
@@ -250,7 +222,6 @@ def predict(
 
 
 def _as_list(paths: Any) -> list[Any]:
-    """Returns one path, or a result with a path, or several of them, as a list."""
     return [paths] if isinstance(paths, str | bytes | os.PathLike | _Result) else list(paths)
 
 
@@ -274,7 +245,7 @@ def _text(value: Any) -> str:
 
 
 def _run(command: str, words: Iterable[Any], *, has_answer: bool = False) -> bytes:
-    """Runs a command and shows what it says as it comes.
+    """Runs a command and shows what it prints as it comes.
 
     Returns:
         what a command that `has_answer` prints to standard output, which is not shown.
@@ -285,8 +256,11 @@ def _run(command: str, words: Iterable[Any], *, has_answer: bool = False) -> byt
     """
     # A word can be a result, its path, or what the user gave.
     paths = (getattr(word, "path", None) or os.fspath(word) for word in words)
-    program = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parent), command, *paths]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    program = [sys.executable, "-m", "scan_tfrecords", command, *paths]
+    # A user's own train.py or folder pipelines is not imported: this package comes first.
+    folders = filter(None, [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")])
+    environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(folders)}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
     decoder, said = codecs.getincrementaldecoder("utf-8")("replace"), ""
     with tempfile.TemporaryFile() as printed:
         stdout, stderr, stream = subprocess.PIPE, subprocess.STDOUT, sys.stdout
@@ -311,22 +285,6 @@ def _run(command: str, words: Iterable[Any], *, has_answer: bool = False) -> byt
         message = message or f"the command ended with exit code {process.returncode}"
         raise CommandError(message, process.returncode)
     return answer
-
-
-def _find_own_packages_first() -> None:
-    """Has this process and its workers pass over a user's own train.py or folder pipelines.
-
-    Otherwise these are found in the working folder, or in another one on the path.
-    """
-    os.environ["PYTHONSAFEPATH"] = "1"  # else a worker looks into the working folder first
-    root = str(Path(__file__).resolve().parent)
-    packages = ("pipelines", "tfrecord_io", "train")
-    found = [spec.origin for spec in map(importlib.util.find_spec, packages) if spec]
-    if sys.path[0] != root and found == [f"{root}/{name}/__init__.py" for name in packages]:
-        return
-    sys.path.insert(0, root)
-    others = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, others]))
 
 
 if __name__ == "__main__":

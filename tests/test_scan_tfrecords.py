@@ -15,9 +15,7 @@ import tfrecord_io
 @pytest.fixture(autouse=True)
 def unchanged_environment(monkeypatch):
     """Undoes at the end of a test what the command sets for its workers."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setenv("PYTHONSAFEPATH", os.environ.get("PYTHONSAFEPATH", ""))
 
 
 def run(*words):
@@ -92,26 +90,6 @@ def test_the_light_install_reads_and_verifies_a_dataset(light, source_tree, tmp_
     assert done.stdout == "(2, 8, 8, 1)\n", done.stderr
 
 
-@pytest.mark.parametrize("command", ["train", pytest.param("build", marks=pytest.mark.slow)])
-def test_a_users_own_modules_of_the_same_names_are_passed_over(source_tree, tmp_path, command):
-    (tmp_path / "train.py").write_text("raise SystemExit('the wrong train')")
-    (tmp_path / "pipelines").mkdir()
-    (tmp_path / "pipelines" / "__init__.py").write_text("raise SystemExit('the wrong pipelines')")
-    code = (
-        f"import os, sys; os.chdir({str(tmp_path)!r}); import scan_tfrecords\n"
-        "if __name__ == '__main__':\n    sys.exit(scan_tfrecords.main())"
-    )
-    script = tmp_path / "scan-tfrecords"
-    script.write_text(code)
-    words = ["--help"]
-    if command == "build":
-        words = builds.arguments(source_tree, tmp_path / "out", "--max_reject_fraction=0.5")
-    path = {"PYTHONPATH": f"{tmp_path}:{builds.ROOT}"}
-    done = builds.run_command([sys.executable, str(script), command, *words], env=path)
-    assert done.returncode == 0, done.stderr
-    assert command == "train" or "scan-tfrecords verify" in done.stdout
-
-
 @pytest.mark.parametrize("command", scan_tfrecords.COMMANDS)
 def test_each_command_gets_its_own_arguments(command, capsys):
     assert run_here(command, "--help") == 0
@@ -121,7 +99,7 @@ def test_each_command_gets_its_own_arguments(command, capsys):
     assert flag[command] in capsys.readouterr().out
 
 
-def test_from_python_a_dataset_is_built_read_and_audited(source_tree, tmp_path, capfd):
+def test_from_python_a_dataset_is_built_and_read(source_tree, tmp_path, capfd):
     output, options = tmp_path / "out", {"image_size": "8x8", "max_reject_fraction": 0.5}
     options["direct_running_mode"] = "in_memory"
     dataset = scan_tfrecords.build(source_tree, os.fsencode(output), overwrite=False, **options)
@@ -129,7 +107,6 @@ def test_from_python_a_dataset_is_built_read_and_audited(source_tree, tmp_path, 
     assert manifest.image_shape == (8, 8, 1)
     images, _ = next(iter(dataset.batches("train", batch_size=2)))
     assert images.shape == (2, 8, 8, 1)
-    assert set(dataset.audit()) >= {"measures", "findings"}
     assert "report.html" in capfd.readouterr().out
     assert "&lt;h1" in dataset._repr_html_()
 
