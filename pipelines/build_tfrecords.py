@@ -86,11 +86,11 @@ def build(argv: Sequence[str]) -> None:
         errors.BuildError: if the build could not be finished.
     """
     options = parse_options(argv)
-    beam_args = launch.start(options)
+    launch.start(options)
     if options.preview.preview:
         print_preview(options)
     else:
-        make_dataset(options, beam_args)
+        make_dataset(options)
 
 
 def print_preview(options: BuildOptions) -> None:
@@ -105,22 +105,23 @@ def print_preview(options: BuildOptions) -> None:
     preview.print_plan(plan.draft, plan.refs, plan.tasks, options.output.output)
 
 
-def make_dataset(options: BuildOptions, beam_args: Sequence[str]) -> None:
+def make_dataset(options: BuildOptions) -> None:
     """Plans a dataset, writes and finishes it, and says what was made."""
     from pipelines.engine import engine
 
-    pipeline, output = engine.make_pipeline(beam_args), options.output.output
+    pipeline, output = engine.make_pipeline(options.beam_args), options.output.output
+    num_processes = engine.num_processes(options.beam_args)
     with planned(options, output_folder.open_output(output)) as job:
         if job is None:
             summary.print_complete(output)
             return
-        made, stride = job.build, job.build.draft.layout.stride
-        with launch.progress_bar(made.output, job.todo, job.num_finished, stride):
-            run(job, pipeline, engine.num_processes(beam_args))
         if engine.returns_early(pipeline.options):
-            summary.print_not_waiting(output, is_replacing=made.replaces is not None)
+            run(job, pipeline, num_processes)
+            summary.print_not_waiting(output, is_replacing=job.build.replaces is not None)
             return
-        require_finished(made)
+        with launch.progress_bar(job.build.output, job.todo, job.num_finished):
+            run(job, pipeline, num_processes)
+        require_finished(job.build)
     summary.print_built(output, time.monotonic() - job.started, job.num_finished)
 
 

@@ -119,8 +119,8 @@ def s3(s3_server: Any) -> Iterator[Any]:
     """An S3 server that this process reaches; its bucket holds what other tests have written."""
     from tfrecord_io.stores import remote
 
-    with mock.patch.dict(os.environ):
-        s3_server.use()
+    with mock.patch.dict(os.environ, s3_server.environment):
+        remote.forget_stores()
         yield s3_server
     remote.forget_stores()
 

@@ -10,14 +10,12 @@ import argparse
 import atexit
 import contextlib
 import functools
-import importlib.util
 import logging
 import os
+import re
 import shlex
 import shutil
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
 import grpc
@@ -26,7 +24,6 @@ from apache_beam.options.pipeline_options import (
     DirectOptions,
     GoogleCloudOptions,
     PipelineOptions,
-    PortableOptions,
     StandardOptions,
     TestOptions,
 )
@@ -39,11 +36,7 @@ from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Build
 from pipelines.shards.finish import finish_dataset
 from pipelines.shards.write import TaskWriter, write_in_processes
-from pipelines.stores import beam_flags
 from tfrecord_io.terminal import flags
-
-#: Seconds a job server has to answer. Beam alone would try six times, for a minute each.
-_JOB_SERVER_SECONDS = 20.0
 
 
 def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
@@ -51,51 +44,43 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
 
     Raises:
         errors.UserError: for a mode that loses records, or flags that Beam refuses.
-        errors.BuildError: if the job server does not answer.
     """
     options = PipelineOptions(list(beam_args), save_main_session=False)
-    if (where := workers_of(options.view_as(StandardOptions).runner)) != "here":
+    is_here = (where := workers_of(options.view_as(StandardOptions).runner)) == "here"
+    direct = options.view_as(DirectOptions)
+    if is_here and direct.direct_running_mode == "multi_threading":
+        raise errors.UserError(
+            "--direct_running_mode=multi_threading silently loses records (apache-beam 2.77); "
+            "leave the flag out to get one process per core"
+        )
+    chosen = options.get_all_options()
+    package = ("sdk_container_image", "setup_file", "extra_packages")
+    if where == "dataflow" and not any(chosen[name] for name in package):
+        raise errors.UserError(
+            "Dataflow's workers need this package: give --sdk_container_image, an image built from "
+            "docker/pipeline.Dockerfile, or --setup_file=./setup.py; docs/clusters.md explains both"
+        )
+    if is_here:
+        direct.direct_running_mode, direct.direct_num_workers = "in_memory", 1
+    else:
         # A remote engine logs the job's address at INFO. There the type checker logs too much, and
         # workers within this process log after its last message.
         logging.getLogger().setLevel(logging.INFO)
         for name in ("typehints", "runners.worker"):
             logging.getLogger(f"apache_beam.{name}").setLevel(logging.WARNING)
-        if where == "dataflow":
-            _require_package(options.get_all_options())
-        _require_job_server(options.view_as(PortableOptions).job_endpoint)
         # With --setup_file, Beam runs setup.py to make an archive of this package for the workers.
         os.environ["SCAN_TFRECORDS_WORKER"] = "1"
-        with _clear_flag_errors(beam_args):
-            add_steps(beam.Pipeline(options=options), (), None, None)  # Beam checks the graph
-            return beam.Pipeline(options=options)
-    # Beam's `DirectRunner` first tries to download another engine, and hangs behind a proxy that
-    # does not answer; then it falls back to FnApiRunner, which is used here directly. It runs in
-    # this process and opens no port; `WriteShards` starts the worker processes.
-    direct = options.view_as(DirectOptions)
-    if direct.direct_running_mode == "multi_threading":
-        raise errors.UserError(
-            "--direct_running_mode=multi_threading silently loses records (apache-beam 2.77); "
-            "leave the flag out to get one process per core"
-        )
-    direct.direct_running_mode, direct.direct_num_workers = "in_memory", 1
-    pipeline = beam.Pipeline(FnApiRunner(), options=options)
+    try:
+        # Beam's `DirectRunner` first tries to download another engine, and hangs behind a proxy
+        # that does not answer; then it falls back to FnApiRunner, which is used here directly. It
+        # runs in this process and opens no port.
+        pipeline = beam.Pipeline(FnApiRunner() if is_here else None, options=options)
+    except Exception as error:
+        raise errors.UserError(f"Beam refuses {shlex.join(beam_args)}: {error}") from None
     # Beam makes a temporary folder for a pipeline and removes it after the run, but a complete
     # output needs no run.
     atexit.register(shutil.rmtree, pipeline.local_tempdir, ignore_errors=True)
-    if for_beam := beam_flags.for_beam_alone(beam_args):
-        # A run without a task finds what Beam refuses, before a file is read.
-        with _clear_flag_errors(for_beam), beam.Pipeline(FnApiRunner(), options=options) as trial:
-            add_steps(trial, (), None, num_processes(beam_args))
     return pipeline
-
-
-@contextlib.contextmanager
-def _clear_flag_errors(beam_args: Sequence[str]) -> Iterator[None]:
-    """Turns any error of Beam over its flags into a `UserError` with Beam's words."""
-    try:
-        yield
-    except Exception as error:
-        raise errors.UserError(f"Beam refuses {shlex.join(beam_args)}: {error}") from None
 
 
 def num_processes(beam_args: Sequence[str]) -> int | None:
@@ -127,44 +112,13 @@ def returns_early(options: PipelineOptions) -> bool:
     )
 
 
-def _require_package(chosen: Mapping[str, Any]) -> None:
-    """Raises if Dataflow's workers would lack this package, which they report minutes later."""
-    if not any(chosen[name] for name in ("sdk_container_image", "setup_file", "extra_packages")):
-        raise errors.UserError(
-            "Dataflow's workers need this package: give --sdk_container_image, an image built from "
-            "docker/pipeline.Dockerfile, or --setup_file=./setup.py; docs/clusters.md explains both"
-        )
-    try:
-        has_client = importlib.util.find_spec("google.cloud.dataflow") is not None
-    except ModuleNotFoundError:  # raised if google.cloud is missing too
-        has_client = False
-    if not has_client:
-        raise errors.UserError(
-            "--runner=DataflowRunner needs Google's client libraries; run pip install '.[gcp]' in "
-            "the clone of this project"
-        )
-
-
-def _require_job_server(endpoint: str | None) -> None:
-    if not endpoint or endpoint == "embed":
-        return
-    with grpc.insecure_channel(endpoint) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=_JOB_SERVER_SECONDS)
-        except grpc.FutureTimeoutError:
-            raise errors.BuildError(
-                f"no job server answers at --job_endpoint {endpoint}; check that it is running and "
-                "that this is its port. docs/clusters.md explains how to start one"
-            ) from None
-
-
 @contextlib.contextmanager
 def clear_errors(runner: PipelineRunner) -> Iterator[None]:
     """Turns an error of the engine that runs in the block into a readable message.
 
-    An error that a worker of this machine raised for the user keeps its message. Any other error of
-    a remote engine becomes a `BuildError` with the engine's message, and one of the local engine is
-    raised unchanged, because it is a bug.
+    An error that a worker raised for the user keeps its message. Any other error of a remote engine
+    becomes a `BuildError` with the engine's message, and one of the local engine is raised
+    unchanged, because it is a bug.
 
     Raises:
         errors.BuildError: with the message for the user.
@@ -178,45 +132,34 @@ def clear_errors(runner: PipelineRunner) -> Iterator[None]:
             chain.append(cause)
         if any(isinstance(link, KeyboardInterrupt) for link in chain):
             raise KeyboardInterrupt from None  # Beam turns it into a RuntimeError
-        known = [link for link in chain if isinstance(link, errors.MessageError)]
-        message = str(known[0]) if known else None
-        # Beam raises a copy of a worker's error, whose message ends with the name of the step.
-        if len(known) > 1 and known[0].__cause__ is None and type(known[0]) is type(known[1]):
-            original = str(known[1])
-            message = original if str(known[0]).startswith(original) else message
-        if message is None:
-            if isinstance(runner, FnApiRunner):
-                raise
-            text = error.details() if isinstance(error, grpc.Call) else str(error)
-            lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-            # The last line usually names the cause.
-            lines = lines if len(lines) < 3 else [lines[0], "…", lines[-1]]
-            shown = [line if len(line) <= 400 else f"{line[:400]} …" for line in lines]
-            summary = "\n  ".join(shown) or type(error).__name__
-            message = f"{type(runner).__name__} did not finish the job: {summary}"
-        raise errors.BuildError(message) from error
+        known = [str(link) for link in chain if isinstance(link, errors.MessageError)]
+        if known:
+            # Beam adds the name of the step to a worker's message.
+            raise errors.BuildError(re.sub(r" \[while running '.*'\]$", "", known[0])) from error
+        if isinstance(runner, FnApiRunner):
+            raise
+        text = error.details() if isinstance(error, grpc.Call) else str(error)
+        lines = [line.strip() for line in (text or type(error).__name__).splitlines()]
+        # The last line usually names the cause.
+        shown = "\n  ".join(dict.fromkeys([lines[0], lines[-1]]))
+        raise errors.BuildError(
+            f"{type(runner).__name__} did not finish the job: {shown}"
+        ) from error
 
 
-def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> list[str]:
+def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
     """Refuses a flag that neither the build nor Beam knows; Beam alone would only warn.
-
-    Returns:
-        the flags, without those that say what Beam does anyhow, such as `--pipeline_type_check`,
-        of which it knows the negation alone.
 
     Raises:
         errors.UserError: naming the flag and the most similar known one.
     """
     found, unknown = _beams_parser().parse_known_args(list(beam_args))
-    defaults = {f"--{name}" for name, value in vars(found).items() if value is True}
-    needless = defaults.intersection(unknown)
-    if unknown := [flag for flag in unknown if flag not in needless]:
+    if unknown:
         flag = unknown[0].split("=")[0]
         if not flag.startswith("-"):
             raise errors.UserError(f"unknown argument {flag}; did you mean --input {flag}?")
         known = [*own_flags, *(f"--{name}" for name in vars(found))]
         raise errors.UserError(f"unknown flag {flag}{flags.meant(flag, known) or '; see --help'}")
-    return [arg for arg in beam_args if arg not in needless]
 
 
 @functools.cache
@@ -232,56 +175,37 @@ def _beams_parser() -> argparse.ArgumentParser:
 def add_steps(
     pipeline: beam.Pipeline,
     tasks: Sequence[ShardTask],
-    build: Build | None,
+    build: Build,
     num_processes: int | None,
 ) -> None:
     """Adds to an empty pipeline the steps that write shards and finish the dataset.
-
-    For `num_processes` see `WriteShards`; `build` is None in a pipeline that is not run.
-    """
-    (
-        pipeline
-        | "Tasks" >> beam.Create(tasks)
-        | "WriteShards" >> WriteShards(build, num_processes)
-        | "FinishDataset" >> FinishDataset(build, num_processes)
-    )
-
-
-@beam.ptransform_fn
-def WriteShards(  # noqa: N802
-    tasks: beam.PCollection, build: Build | None, num_processes: int | None = None
-) -> beam.PCollection:
-    """Turns shard tasks into shard files, and yields (name of the dataset, what was written).
 
     `num_processes` is the number of local worker processes, for the engine in this process; None if
     the engine's own workers write the shards.
     """
     if num_processes is None:
-        return tasks | beam.ParDo(_WriteHere(build))
-    # The engine in this process would write the shards one after another, so all tasks become one
+        written = (
+            pipeline | "Tasks" >> beam.Create(tasks) | "WriteShards" >> beam.ParDo(_Write(build))
+        )
+        _ = written | "Gather" >> beam.GroupByKey() | "FinishDataset" >> beam.Map(_finish, build)
+        return
+    # The engine in this process would write the shards one after another, so all tasks are one
     # element.
-    return (
-        tasks
-        | beam.BatchElements(min_batch_size=sys.maxsize, max_batch_size=sys.maxsize)
-        | beam.Map(_write_in_processes, build, num_processes)
+    written = (
+        pipeline
+        | "Tasks" >> beam.Create([tasks])
+        | "WriteShards" >> beam.Map(_write_here, build, num_processes)
     )
+    _ = written | "FinishDataset" >> beam.Map(_finish_here, build)
 
 
-def _write_in_processes(
-    tasks: Sequence[ShardTask], build: Build, num_processes: int
-) -> tuple[str, int]:
-    write_in_processes(build, tasks, num_processes)
-    return build.draft.name, len(tasks)
-
-
-class _WriteHere(beam.DoFn):
+class _Write(beam.DoFn):
     """Writes each shard in the process to which Beam gives its task."""
 
     def __init__(self, build: Build) -> None:
         self._build = build
 
     def setup(self) -> None:
-        beam_flags.use_those_of_job()
         self._writer = TaskWriter(self._build)
 
     def process(self, task: ShardTask) -> Iterator[tuple[str, int]]:
@@ -298,19 +222,14 @@ class _WriteHere(beam.DoFn):
         self._writer.close()
 
 
-@beam.ptransform_fn
-def FinishDataset(  # noqa: N802
-    done: beam.PCollection, build: Build | None, num_processes: int | None = None
-) -> beam.PCollection:
-    """Finishes the dataset once all tasks are done; for `num_processes` see `WriteShards`."""
-    finish = beam.Map(_finish, build, num_processes is not None)
-    return done | "Gather" >> beam.GroupByKey() | "Finish" >> finish
-
-
-def _finish(_: object, build: Build, in_worker: bool) -> None:
-    if in_worker:
-        # It does not hold the listing in memory, as the launcher does.
-        list(workers.results(finish_dataset, [(build,)], 1))
-        return
-    beam_flags.use_those_of_job()
+def _finish(_: object, build: Build) -> None:
     finish_dataset(build)
+
+
+def _write_here(tasks: Sequence[ShardTask], build: Build, num_processes: int) -> None:
+    write_in_processes(build, tasks, num_processes)
+
+
+def _finish_here(_: object, build: Build) -> None:
+    # A worker process does not hold the listing in memory, as this one does.
+    list(workers.results(finish_dataset, [(build,)], 1))

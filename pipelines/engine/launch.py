@@ -6,82 +6,64 @@ import atexit
 import contextlib
 import gc
 import logging
-import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import FrameType
 
 from pipelines import errors, workers
 from pipelines.options import FLAG_NAMES, BuildOptions
 from pipelines.planning.plan import ShardTask
-from pipelines.stores import beam_flags
-from pipelines.stores.output_folder import PLAN_JSON
 from tfrecord_io.format import manifest
-from tfrecord_io.stores.folder import BUILD_DIR, Folder
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal import printing
 from tfrecord_io.terminal.errors import StoreError
 
 # Flags with which the job may need no local worker process.
 _NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
 
-# How often the images are counted.
+# How often the shards are counted.
 _LOCAL_SECONDS = 0.5
 _REMOTE_SECONDS = 15.0
 
 
-def start(options: BuildOptions) -> list[str]:
+def start(options: BuildOptions) -> None:
     """Imports Beam, and starts local worker processes meanwhile if the job needs some.
-
-    Returns:
-        the flags that are left to Beam.
 
     Raises:
         errors.UserError: for a flag that neither the build nor Beam knows.
     """
-    # Before any worker starts: workers inherit the store settings through the environment.
-    beam_args = beam_flags.use(options.beam_args)
-    needs_none = any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in beam_args)
+    needs_none = any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in options.beam_args)
     # The workers' server process imports while this one imports Beam. A worker renders the card.
     modules = ["pipelines.build_tfrecords", "pipelines.report.card"]
     workers.preload(modules, start_now=not (needs_none or options.preview.preview))
     _import_beam()
     from pipelines.engine import engine
 
-    beam_args = engine.check_flags(beam_args, FLAG_NAMES)
-    if passed := beam_flags.for_beam_alone(beam_args):
-        print(f"passed to Beam: {shlex.join(passed)}")
-    return beam_args
+    engine.check_flags(options.beam_args, FLAG_NAMES)
 
 
 @contextlib.contextmanager
-def progress_bar(
-    storage: Folder, tasks: Sequence[ShardTask], num_finished: int, record_stride: int
-) -> Iterator[None]:
-    """Shows the number of images done, the rate and the time left until the block ends.
+def progress_bar(storage: Folder, tasks: Sequence[ShardTask], num_finished: int) -> Iterator[None]:
+    """Shows the images of finished shards, the rate and the time left until the block ends.
 
-    No engine reports images while the pipeline runs, so they are counted in the output folder: a
-    finished shard has a sidecar, and a temporary file grows by one record per image, which has
-    `record_stride` bytes. An earlier run has finished `num_finished` images.
+    No engine reports images while the pipeline runs, so sidecars are looked for in the output
+    folder. An earlier run has finished `num_finished` images.
     """
-    total = num_finished + sum(task.num_refs for task in tasks)
+    left = {manifest.sidecar_name(task.shard_name): task.num_refs for task in tasks}
+    total = num_finished + sum(left.values())
     stop = threading.Event()
     with printing.bar(
         desc="writing", total=total, initial=num_finished, unit=" images", smoothing=0.1
     ) as bar:
 
         def watch() -> None:
-            is_last = False
-            while not is_last:
-                is_last = stop.wait(_REMOTE_SECONDS if storage.remote else _LOCAL_SECONDS)
+            while not stop.wait(_REMOTE_SECONDS if storage.remote else _LOCAL_SECONDS):
                 # A store that fails here fails the build too, which has the message.
                 with contextlib.suppress(StoreError):
-                    done = num_finished + _count_images(storage, tasks, record_stride)
-                    if is_last and not storage.exists(PLAN_JSON):
-                        done = total  # the dataset has taken the place of another one
-                    bar.update(min(done, total) - bar.n)
+                    done = sum(left.get(name, 0) for name in storage.names())
+                    bar.update(max(0, num_finished + done - bar.n))
 
         thread = threading.Thread(target=watch, name="progress", daemon=True)
         thread.start()
@@ -90,63 +72,42 @@ def progress_bar(
         finally:
             stop.set()
             thread.join()
-
-
-def _count_images(storage: Folder, tasks: Sequence[ShardTask], record_stride: int) -> int:
-    names = set(storage.names())
-    finished = [task for task in tasks if manifest.sidecar_name(task.shard_name) in names]
-    done = sum(task.num_refs for task in finished)
-    if storage.remote:
-        return done
-    written = 0
-    for path in Path(storage.path(BUILD_DIR)).glob(".*.tfrecord.*.tmp"):
-        with contextlib.suppress(FileNotFoundError):
-            written += path.stat().st_size
-    return done + written // record_stride
+        bar.update(total - bar.n)
 
 
 def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
     """Calls a command with its command line, and prints its error, if there is one.
 
+    SIGTERM, and SIGHUP of a closed terminal, end it as Ctrl-C does, which cleans up.
+
     Returns:
         0 if the dataset is there, 1 if the job failed, 2 for wrong usage, 130 after Ctrl-C, 143
         after SIGTERM, 129 after SIGHUP.
     """
-    with _signals_as_ctrl_c() as received:
-        try:
-            command(argv)
-        except (errors.MessageError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return error.exit_code if isinstance(error, errors.MessageError) else 1
-        except KeyboardInterrupt:
-            print("\nstopped; run the same command again to resume", file=sys.stderr)
-            return 128 + (received or [signal.SIGINT])[0]
-    return 0
-
-
-@contextlib.contextmanager
-def _signals_as_ctrl_c() -> Iterator[list[int]]:
-    """Lets SIGTERM, and SIGHUP of a closed terminal, end the block as Ctrl-C does, which cleans up.
-
-    Yields a list of the signals.
-    """
-    received: list[int] = []
+    received = [signal.SIGINT.value]
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         received.append(number)
         raise KeyboardInterrupt
 
-    # Signals that are ignored stay so, as SIGHUP under nohup.
     is_main = threading.current_thread() is threading.main_thread()
     ends = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    # Signals that are ignored stay so, as SIGHUP under nohup.
     numbers = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, interrupt)
     try:
-        yield received
+        command(argv)
+    except (errors.MessageError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, errors.MessageError) else 1
+    except KeyboardInterrupt:
+        print("\nstopped; run the same command again to resume", file=sys.stderr)
+        return 128 + received[-1]
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+    return 0
 
 
 def _import_beam() -> None:

@@ -9,7 +9,6 @@ from unittest import mock
 
 from web_server import Faulty
 
-from pipelines.stores import beam_flags
 from tfrecord_io.stores import remote
 
 BUCKET = "scans"
@@ -19,7 +18,7 @@ _REFUSAL = b"""<DeleteResult><Error><Key>kept</Key><Code>AccessDenied</Code>
 
 
 class S3Server(Faulty):
-    """A running server with an empty bucket; `flags` are what a user gives to reach it.
+    """A running server with an empty bucket.
 
     `bytes_sent` counts the bytes of objects, and not those of listings.
     Of the faults it knows a status, and "denied", which refuses a deletion.
@@ -43,18 +42,15 @@ class S3Server(Faulty):
             region_name="us-east-1",
         )
 
-    def use(self) -> None:
-        """Has this process reach the server, as the command does with the flags."""
-        beam_flags.use(self.flags)
-
     @property
-    def flags(self) -> list[str]:
-        return [
-            f"--s3_endpoint_url={self.endpoint}",
-            f"--s3_access_key_id={KEY_ID}",
-            f"--s3_secret_access_key={SECRET_KEY}",
-            "--s3_region_name=us-east-1",
-        ]
+    def environment(self) -> dict[str, str]:
+        """What a user sets to reach the server."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_ACCESS_KEY_ID": KEY_ID,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": "us-east-1",
+        }
 
     def read(self, prefix: str) -> dict[str, bytes]:
         """Returns the objects below a prefix, by the rest of their names."""

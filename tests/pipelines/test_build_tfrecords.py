@@ -143,12 +143,6 @@ def test_a_complete_output_is_said_to_be_so_and_not_touched(undisturbed, archive
 # ---- wrong usage
 
 
-def test_flags_that_only_beam_acts_on_are_named(undisturbed, archive, capsys):
-    flags = arguments(archive, undisturbed[0], *UNDISTURBED)
-    assert build_tfrecords.main([*flags, "--runner", "DirectRunner", "--num_workers", "2"]) == 0
-    assert capsys.readouterr().out.startswith("passed to Beam: --num_workers 2\n")
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -20,7 +20,7 @@ def settings(scheme: str) -> dict[str, Any]:
 def _s3() -> dict[str, Any]:
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         if not os.environ.get(name, "http://").startswith(("http://", "https://")):
-            raise UserError(f"{name} (--s3_endpoint_url) must start with http:// or https://")
+            raise UserError(f"{name} must start with http:// or https://")
     if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ:
         return {}
     try:

@@ -134,6 +134,11 @@ def test_the_job_is_one_line_of_steps_without_pixels_or_names_of_files(spec):
     (root,) = spec.pipeline.root_transform_ids
     steps_by_id = spec.pipeline.components.transforms
     steps = [steps_by_id[name] for name in steps_by_id[root].subtransforms]
-    assert [step.unique_name for step in steps] == ["Tasks", "WriteShards", "FinishDataset"]
+    assert [step.unique_name for step in steps] == [
+        "Tasks",
+        "WriteShards",
+        "Gather",
+        "FinishDataset",
+    ]
     assert ".jpeg" not in spec.text
     assert spec.files["pipeline.pb"].stat().st_size < 100_000

@@ -11,11 +11,10 @@ from pipelines.engine import engine
 from pipelines.options import FLAG_NAMES
 
 CORES = len(os.sched_getaffinity(0))
-LOCAL = ["DirectRunner", "directrunner", "FnApiRunner", "BundleBasedDirectRunner", "direct"]
 
 
-@pytest.mark.parametrize("flags", [[], *([f"--runner={name}"] for name in LOCAL)])
-def test_without_a_word_it_is_one_process_a_core_and_no_engine_is_fetched(flags):
+@pytest.mark.parametrize("flags", [[], ["--runner=directrunner"], ["--runner=direct"]])
+def test_by_default_it_is_one_process_a_core_and_no_engine_is_fetched(flags):
     # Beam's own DirectRunner would be a SwitchingDirectRunner, which asks the network for Prism.
     assert type(engine.make_pipeline(flags).runner) is FnApiRunner
     assert engine.num_processes(flags) == CORES
@@ -24,16 +23,13 @@ def test_without_a_word_it_is_one_process_a_core_and_no_engine_is_fetched(flags)
 @pytest.mark.parametrize(
     ("flags", "num_processes"),
     [
-        ("--direct_num_workers=3", 3),
         ("--direct_num_workers 3 --direct_running_mode=multi_processing", 3),
         ("--direct_num_workers=0", CORES),
-        ("--direct_num_workers=-1", CORES),
         (f"{IN_MEMORY} --direct_num_workers=3", None),
-        ("--direct_running_mode in_memory", None),
         ("--runner=FlinkRunner --direct_num_workers=3", None),
     ],
 )
-def test_the_number_of_worker_processes_can_be_told(flags, num_processes):
+def test_flags_of_beam_set_the_number_of_worker_processes(flags, num_processes):
     assert engine.num_processes(flags.split()) == num_processes
 
 
@@ -41,54 +37,32 @@ def test_the_number_of_worker_processes_can_be_told(flags, num_processes):
     ("flags", "message"),
     [
         (["--clases=a"], r"unknown flag --clases; did you mean --classes\?"),
-        (["--outptu", "x"], r"unknown flag --outptu; did you mean --output\?"),
         (["scans"], r"unknown argument scans; did you mean --input scans\?"),
         (["--direct_num_worker=2"], r"did you mean --direct_num_workers\?"),
         (["--xyzzy"], "unknown flag --xyzzy; see --help"),
     ],
 )
-def test_a_flag_that_nobody_knows_is_named_with_what_may_have_been_meant(flags, message):
+def test_an_unknown_flag_is_named_with_what_may_have_been_meant(flags, message):
     engine.check_flags(["--runner=FlinkRunner", "--region", "west"], FLAG_NAMES)
     with pytest.raises(errors.UserError, match=message):
         engine.check_flags(flags, FLAG_NAMES)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--runner=InteractiveRunner",
-        "--runner=NoSuchRunner",
-        "--type_check_strictness=ALL_REQUIRED",
-        "--runner=PortableRunner --type_check_strictness=ALL_REQUIRED",
-        "--update_compatibility_version=2.50.0",
-        "--runtime_type_check --performance_runtime_type_check",
-    ],
-)
+@pytest.mark.parametrize("flags", ["--runner=NoSuchRunner", "--runner=InteractiveRunner"])
 def test_what_beam_refuses_is_wrong_usage_in_its_words(flags):
     with pytest.raises(errors.UserError, match=f"Beam refuses {flags}: "):
         engine.make_pipeline(flags.split())
-
-
-def test_a_flag_that_says_what_beam_does_anyhow_is_known():
-    given = ["--pipeline_type_check", "--direct_num_workers=2"]
-    assert engine.check_flags(given, FLAG_NAMES) == given[1:]
 
 
 def fail_with(_, error):
     raise error
 
 
-GONE = "/data/scans.zip is gone; every worker must be able to read it"
-CAUSED = errors.BuildError(f"{GONE}. Try again")
-CAUSED.__cause__ = errors.BuildError(GONE)
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (errors.BuildError(GONE), errors.BuildError, GONE),
-        (errors.UserError(GONE), errors.BuildError, GONE),
-        (CAUSED, errors.BuildError, f"{GONE}. Try again"),
+        (errors.BuildError("a.zip is gone"), errors.BuildError, "a.zip is gone"),
+        (errors.UserError("a.zip is gone"), errors.BuildError, "a.zip is gone"),
         # Beam turns it into a RuntimeError.
         (KeyboardInterrupt(), KeyboardInterrupt, ""),
     ],
@@ -100,7 +74,7 @@ def test_a_workers_own_error_comes_back_as_its_message_alone(error, kind, messag
     assert str(raised.value) == message
 
 
-def test_an_error_nobody_foresaw_is_passed_on():
+def test_an_unexpected_error_is_passed_on():
     with pytest.raises(ZeroDivisionError), engine.clear_errors(FnApiRunner()):
         _ = 1 // 0
 
@@ -110,19 +84,13 @@ def test_an_error_nobody_foresaw_is_passed_on():
     [
         (
             RuntimeError("oct failed:\n  at java.lang\n  at java.util\nOSError: no disk\n"),
-            "FlinkRunner did not finish the job: oct failed:\n  …\n  OSError: no disk",
+            "FlinkRunner did not finish the job: oct failed:\n  OSError: no disk",
         ),
         (TimeoutError(), "FlinkRunner did not finish the job: TimeoutError"),
     ],
 )
-def test_what_a_remote_engine_says_of_a_failure_is_kept_and_shortened(error, message):
+def test_the_message_of_a_remote_engine_is_kept_and_shortened(error, message):
     clear = engine.clear_errors(FlinkRunner())
     with pytest.raises(errors.BuildError) as raised, clear:
         raise error
     assert str(raised.value) == message
-
-
-def test_a_job_server_that_does_not_answer_is_named_before_anything_is_read(monkeypatch):
-    monkeypatch.setattr(engine, "_JOB_SERVER_SECONDS", 0.2)
-    with pytest.raises(errors.BuildError, match="no job server answers at --job_endpoint localh"):
-        engine.make_pipeline(["--runner=PortableRunner", "--job_endpoint=localhost:9"])

@@ -112,8 +112,7 @@ def test_a_worker_with_another_pillow_refuses_to_mix_pixels(job):
 
 def run(job, tasks):
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        written = pipeline | beam.Create(tasks) | engine.WriteShards(job.build, None)
-        _ = written | engine.FinishDataset(job.build, None)
+        engine.add_steps(pipeline, tasks, job.build, None)
 
 
 def test_tasks_become_a_dataset_whose_tables_name_every_image(job):

@@ -28,8 +28,8 @@ scans_zip = scans_of(files, "scans.zip")
 local = build_of("scans_zip", "--max_reject_fraction=0.5")
 
 
-def build(s3, source, given, output, *more):
-    flags = (f"--source={source}", "--max_reject_fraction=0.5", *s3.flags)
+def build(source, given, output, *more):
+    flags = (f"--source={source}", "--max_reject_fraction=0.5")
     build_here(given, output, *flags, *more)
 
 
@@ -64,12 +64,12 @@ def test_a_build_that_another_one_overtakes_on_a_store_ends_with_the_same_datase
 
     def overtaken(*arguments):
         monkeypatch.setattr(build_tfrecords, "run", run)
-        build(s3, "archive", scans_zip, f"s3://{BUCKET}/out")
+        build("archive", scans_zip, f"s3://{BUCKET}/out")
         # Its plan went with the other build's, so it cannot go on.
         run(*arguments)
 
     monkeypatch.setattr(build_tfrecords, "run", overtaken)
-    build(s3, "archive", scans_zip, f"s3://{BUCKET}/out")
+    build("archive", scans_zip, f"s3://{BUCKET}/out")
     assert capsys.readouterr().out.endswith("nothing to do\n")
 
 
@@ -95,12 +95,12 @@ def test_a_build_on_a_store_goes_on_where_it_stopped_and_is_not_overwritten_unas
 
 
 @pytest.mark.slow
-def test_worker_processes_reach_the_store_with_the_users_flags(s3, scans_zip, local, tmp_path):
+def test_worker_processes_reach_the_store(s3, scans_zip, local, tmp_path):
     s3.client.upload_file(str(scans_zip), BUCKET, "in/scans.zip")
     words = [f"--input=s3://{BUCKET}/in/scans.zip", f"--output=s3://{BUCKET}/processes"]
     build_tfrecords.build(
         ["--source=archive", *words, "--image_size=8", "--max_reject_fraction=0.5",
-         "--direct_num_workers=2", *s3.flags]
+         "--direct_num_workers=2"]
     )  # fmt: skip
     assert shards_of(write_tree(tmp_path / "remote", s3.read("processes/"))) == shards_of(local)
 
@@ -122,7 +122,7 @@ def test_an_input_on_a_store_is_read_in_parts_and_gives_the_bytes_of_the_local_o
         rows = [f"{name},{'ab'[place % 2]}" for place, name in enumerate(files)]
         (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]))
         flags = [f"--labels={tmp_path / 'labels.csv'}"]
-    build(s3, "archive" if kind == "zip" else "directory", url, tmp_path / "remote", *flags)
+    build("archive" if kind == "zip" else "directory", url, tmp_path / "remote", *flags)
     # The whole file for each frame would be twelve times its size.
     assert s3.bytes_sent - before < 6 * volume.nbytes
     build_here(local, tmp_path / "local", *flags)
@@ -138,7 +138,7 @@ def test_an_input_on_a_store_is_read_in_parts_and_gives_the_bytes_of_the_local_o
 )
 def test_an_input_that_is_not_on_the_store_is_refused(s3, tmp_path, source, name, message):
     with pytest.raises(errors.UserError, match=message):
-        build(s3, source, f"s3://{BUCKET}/{name}", tmp_path / "out")
+        build(source, f"s3://{BUCKET}/{name}", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

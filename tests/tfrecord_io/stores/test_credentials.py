@@ -5,11 +5,9 @@ import os
 from unittest import mock
 
 import pytest
-from apache_beam.options.value_provider import RuntimeValueProvider
 from s3_server import BUCKET, KEY_ID, SECRET_KEY
 
 from pipelines import errors
-from pipelines.stores import beam_flags
 from tfrecord_io.stores import credentials, remote
 
 
@@ -21,35 +19,6 @@ def clean_environment(tmp_path):
     with mock.patch.dict(os.environ, {**kept, "HOME": str(tmp_path)}, clear=True):
         yield
     remote.forget_stores()
-
-
-FLAGS = ["--s3_secret_access_key=hidden", "--s3_access_key_id", "key", "--runner=FlinkRunner",
-         "--s3_region_name=eu-central-1", "--s3_endpoint_url=https://store"]  # fmt: skip
-
-
-def test_flags_reach_this_process_and_the_secret_ones_no_job(monkeypatch):
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "of another key")
-    rest = beam_flags.use(FLAGS)
-    assert set(rest) == {
-        "--runner=FlinkRunner",
-        "--s3_region_name=eu-central-1",
-        "--s3_endpoint_url=https://store",
-    }
-    found = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    assert found == {
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "hidden",
-        "AWS_REGION": "eu-central-1",
-        "AWS_ENDPOINT_URL_S3": "https://store",
-    }
-
-
-def test_a_worker_of_a_remote_engine_takes_region_and_server_from_the_jobs_flags(monkeypatch):
-    monkeypatch.setattr(
-        RuntimeValueProvider, "runtime_options", {"s3_region_name": "eu-central-1", "other": "1"}
-    )
-    beam_flags.use_those_of_job()
-    assert os.environ["AWS_REGION"] == "eu-central-1"
 
 
 @pytest.mark.parametrize("profile", ["default", "clinic"])
