@@ -15,6 +15,7 @@ import io
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -27,45 +28,48 @@ from tfrecord_io.format import side_facts
 Change = Callable[[Image.Image], Image.Image]
 
 
-def shifted(image: Image.Image, by: int) -> Image.Image:
-    """Returns a grey image with a constant added to its pixels."""
-    return image.point(lambda value: min(max(value + by, 0), 255))
+def pointwise(change: Callable[[int], float]) -> Change:
+    """Returns a change of every grey value by itself."""
+    return lambda image: image.point(lambda value: min(max(round(change(value)), 0), 255))
 
 
-def scaled(image: Image.Image, by: float) -> Image.Image:
-    """Returns a grey image with its pixels multiplied by a factor."""
-    return image.point(lambda value: min(round(value * by), 255))
+def resized(by: float) -> Change:
+    """Returns a change of the size by a factor."""
+    return lambda i: i.resize((round(i.width * by), round(i.height * by)), BICUBIC)
 
 
-def resized(image: Image.Image, by: float) -> Image.Image:
-    """Returns an image resized by a factor."""
-    size = round(image.width * by), round(image.height * by)
-    return image.resize(size, Image.Resampling.BICUBIC)
+def cropped(share: float) -> Change:
+    """Returns a crop that cuts off this share of width and height."""
+
+    def crop(image: Image.Image) -> Image.Image:
+        x, y = round(image.width * share / 2), round(image.height * share / 2)
+        return image.crop((x, y, image.width - x, image.height - y))
+
+    return crop
 
 
-def cropped(image: Image.Image, share: float) -> Image.Image:
-    """Returns an image without this share of its width and height."""
-    x, y = round(image.width * share / 2), round(image.height * share / 2)
-    return image.crop((x, y, image.width - x, image.height - y))
+def same(image: Image.Image) -> Image.Image:
+    return image
 
 
+BICUBIC = Image.Resampling.BICUBIC
 #: (name, change, JPEG quality) of copies that must be found.
 COPIES: list[tuple[str, Change, int]] = [
-    *((f"quality {q}", lambda image: image, q) for q in (50, 60, 75, 85, 95)),
+    *((f"quality {q}", same, q) for q in (50, 60, 75, 85, 95)),
     *(
-        (f"brightness {by:+d}", lambda image, by=by: shifted(image, by), 90)
+        (f"brightness {by:+d}", pointwise(lambda value, by=by: value + by), 90)
         for by in (-20, -10, 10, 20, 40)
     ),
-    *((f"contrast ×{by}", lambda image, by=by: scaled(image, by), 90) for by in (0.8, 1.25)),
-    *((f"size ×{by}", lambda image, by=by: resized(image, by), 90) for by in (0.5, 0.75, 1.5)),
+    *((f"contrast ×{by}", pointwise(lambda value, by=by: value * by), 90) for by in (0.8, 1.25)),
+    *((f"size ×{by}", resized(by), 90) for by in (0.5, 0.75, 1.5)),
     ("512×512", lambda image: image.resize((512, 512), Image.Resampling.BILINEAR), 85),
 ]
 #: Copies that need not be found.
 BEYOND: list[tuple[str, Change, int]] = [
-    ("gamma 1.5", lambda i: i.point(lambda v: round(255 * (v / 255) ** (1 / 1.5))), 90),
-    ("2 % cropped", lambda image: cropped(image, 0.02), 90),
-    ("5 % cropped", lambda image: cropped(image, 0.05), 90),
-    ("quality 20", lambda image: image, 20),
+    ("gamma 1.5", pointwise(lambda value: 255 * (value / 255) ** (1 / 1.5)), 90),
+    ("2 % cropped", cropped(0.02), 90),
+    ("5 % cropped", cropped(0.05), 90),
+    ("quality 20", same, 20),
     ("mirrored", lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), 90),
 ]
 
@@ -88,23 +92,20 @@ def copy_of(data: bytes, change: Change, quality: int) -> bytes:
         return file.getvalue()
 
 
-def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns the number of bits in which hashes differ."""
-    return np.bitwise_count(a ^ b).sum(axis=-1)
+def compare(a: np.ndarray, b: np.ndarray, similarity: np.ndarray, size: int) -> Any:
+    """Returns the bits in which hashes differ, and whether the audit takes each pair for copies."""
+    bits = np.bitwise_count(a ^ b).sum(axis=-1)
+    return bits, (bits <= twins.MAX_DISTANCE) & (similarity >= twins.min_similarity(size))
 
 
 def report(names: list[str], files: list[bytes], size: int, num_copied: int) -> None:
     """Prints how far copies and different scans are apart, and which the audit takes for copies.
 
-    Args:
-        names: of the scans, with the patient between the dashes.
-        files: the scans, as image files.
-        size: pixels a side of the stored pictures.
-        num_copied: how many scans have copies.
+    The patient is between the dashes of a name. Pictures are stored with `size` pixels a side.
     """
-    needed = twins.min_similarity(size)
     scans = Pictures(files, size)
     chosen = np.sort(np.random.default_rng(0).permutation(len(files))[:num_copied])
+    needed = twins.min_similarity(size)
     print(f"\n{len(files)} scans, stored at {size}×{size}; similarity asked for: {needed:.2f}\n")
     print("| copy | bits, median | bits, most | similarity, least | found |")
     print("| --- | --- | --- | --- | --- |")
@@ -112,9 +113,9 @@ def report(names: list[str], files: list[bytes], size: int, num_copied: int) -> 
         found = []
         for name, change, quality in group:
             copies = Pictures([copy_of(files[row], change, quality) for row in chosen], size)
-            bits = distances(scans.hashes[chosen], copies.hashes)
             alike = (scans.details[chosen] * copies.details).sum(1)
-            found.append((bits <= twins.MAX_DISTANCE) & (alike >= needed))
+            bits, taken = compare(scans.hashes[chosen], copies.hashes, alike, size)
+            found.append(taken)
             print(
                 f"| {title}: {name} | {np.median(bits):.0f} | {bits.max()} | {alike.min():.3f} | "
                 f"{found[-1].mean():.1%} |"
@@ -122,15 +123,14 @@ def report(names: list[str], files: list[bytes], size: int, num_copied: int) -> 
         print(f"| **{title}, all {np.size(found):,}** | | | | **{np.mean(found):.2%}** |")
     patients = np.array([name.rsplit("/", 1)[-1].split("-")[1] for name in names])
     first, second = np.triu_indices(len(names), 1)
-    bits = distances(scans.hashes[first], scans.hashes[second])
     alike = (scans.details @ scans.details.T)[first, second]
-    taken = (bits <= twins.MAX_DISTANCE) & (alike >= needed)
-    same = patients[first] == patients[second]
+    bits, taken = compare(scans.hashes[first], scans.hashes[second], alike, size)
+    same_patient = patients[first] == patients[second]
     print(
         "\n| pairs of different scans | pairs | least bits | most similarity | taken for copies |"
     )
     print("| --- | --- | --- | --- | --- |")
-    for title, rows in (("of one patient", same), ("of different patients", ~same)):
+    for title, rows in (("of one patient", same_patient), ("of different patients", ~same_patient)):
         least = ", ".join(map(str, np.sort(bits[rows])[:2]))
         most = ", ".join(f"{value:.3f}" for value in np.sort(alike[rows])[::-1][:2])
         print(f"| {title} | {rows.sum():,} | {least} | {most} | {taken[rows].sum()} |", flush=True)
@@ -143,16 +143,10 @@ def read_scans(path: Path, most: int) -> tuple[list[str], list[bytes]]:
     """Returns names and contents of the scans in the sample archive or in a folder."""
     if path.is_dir():
         paths = sorted(path.rglob("*.jpeg"))[:most]
-        return [file.relative_to(path).as_posix() for file in paths], [
-            file.read_bytes() for file in paths
-        ]
+        return [str(file) for file in paths], [file.read_bytes() for file in paths]
     with zipfile.ZipFile(path) as archive:
-        names = [
-            name
-            for name in archive.namelist()
-            if name.startswith("OCT2017 /") and name.endswith(".jpeg") and "/._" not in name
-        ][:most]
-        return names, [archive.read(name) for name in names]
+        names = [n for n in archive.namelist() if n.startswith("OCT2017 /") and n.endswith(".jpeg")]
+        return names[:most], [archive.read(name) for name in names[:most]]
 
 
 def main() -> None:

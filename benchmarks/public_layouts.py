@@ -33,26 +33,18 @@ from tfrecord_io.terminal.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A collection; its classes and splits are names with spaces between them.
-
-    Attributes:
-        tree: paths, with braces as in bash.
-        images: how many are listed; `patients`, how many are known.
-        tables: the content of other files, by their paths.
-        flags: what a user types first, besides --input; `{dir}` is the folder.
-        then: what is typed after a refusal; its flags, or `converter`, are in the message.
-    """
+    """A collection; its classes and splits are names with spaces between them."""
 
     name: str
-    tree: str
+    tree: str  # paths, with braces as in bash
     classes: str
-    images: int
-    patients: int = 0
+    images: int  # how many are listed
+    patients: int = 0  # how many are known
     splits: str = "train"
-    tables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    flags: str = ""
-    then: str = ""
-    converter: str = ""
+    tables: Mapping[str, str] = dataclasses.field(default_factory=dict)  # content by path
+    flags: str = ""  # what a user types first, besides --input; `{dir}` is the folder
+    then: str = ""  # what is typed after a refusal; its flags are in the message
+    converter: str = ""  # or this code is
 
 
 def table(head: str, rows: Iterable[str]) -> str:
@@ -177,20 +169,17 @@ def main() -> None:
     counts = dict.fromkeys(("right", "refused", "WRONG"), 0)
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
-            outcome, told = judge(case, Path(folder) / "collection")
+            outcome, why = judge(case, Path(folder) / "collection")
         counts[outcome] += 1
-        print(f"{outcome:8}  {case.name}" + (f"\n          {told}" if told else ""))
+        print(f"{outcome:8}  {case.name}" + (f"\n          {why}" if why else ""))
     print(f"{len(CASES)} collections: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
 
 
 def judge(case: Case, folder: Path) -> tuple[str, str]:
     """Returns the outcome of a case, and what is wrong."""
     write(case, folder)
-    try:
-        wrong = difference(case, listed(folder, case.flags))
-    except UserError as error:
-        message = str(error)
-    else:
+    message, wrong = attempt(case, folder, case.flags)
+    if not message:
         return ("WRONG", wrong) if wrong else ("right", "")
     words = [case.converter] if case.converter else shlex.split(case.then)
     named = [word for word in words if word.startswith("--layout") or "*" in word or case.converter]
@@ -198,11 +187,8 @@ def judge(case: Case, folder: Path) -> tuple[str, str]:
     missing = [word for word in named if word not in message and word != "--patient_regex"]
     if missing or not case.then:
         return "WRONG", f"the refusal does not name {missing or 'what to type'}: {message}"
-    try:
-        wrong = difference(case, listed(folder, case.then))
-    except UserError as error:
-        wrong = f"refused again: {error}"
-    return ("WRONG", wrong) if wrong else ("refused", "")
+    message, wrong = attempt(case, folder, case.then)
+    return ("WRONG", wrong or message) if wrong or message else ("refused", "")
 
 
 def write(case: Case, folder: Path) -> None:
@@ -218,28 +204,29 @@ def write(case: Case, folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def listed(folder: Path, flags: str) -> tuple[set[str], set[str], int, int]:
-    """Returns the classes, the splits, the number of patients and of images of a listing."""
+def attempt(case: Case, folder: Path, flags: str) -> tuple[str, str]:
+    """Lists a collection; returns the message of a refusal, and what is read wrongly."""
     words = shlex.split(flags.replace("{dir}", str(folder)))
-    chosen = options.parse_options(
-        ["--input", str(folder), "--output", str(folder.parent / "out"), *words]
-    )
-    with contextlib.redirect_stderr(io.StringIO()):
+    try:
+        chosen = options.parse_options(
+            ["--input", str(folder), "--output", str(folder.parent / "out"), *words]
+        )
         output = Folder(chosen.output.output)
         source = open_source(chosen.source, chosen.workers, chosen.plan.seed, output)
-        images = with_classes(list_images(source, chosen.listing), chosen.listing)
-    refs, kind = images.table, chosen.listing.label_kind
-    classes = {name for text in refs["label"].unique().to_pylist() for name in kind.names_in(text)}
-    patients = {name for name in refs["patient"].unique().to_pylist() if name}
-    return classes, {*refs["split"].unique().to_pylist()}, len(patients), refs.num_rows
-
-
-def difference(case: Case, found: tuple[set[str], set[str], int, int]) -> str:
-    """Returns what was read otherwise than it should be; empty if nothing was."""
+        with contextlib.redirect_stderr(io.StringIO()):
+            refs = with_classes(list_images(source, chosen.listing), chosen.listing).table
+    except UserError as error:
+        return str(error), ""
+    kind, texts = chosen.listing.label_kind, refs["label"].unique().to_pylist()
+    found = {
+        "classes": {name for text in texts for name in kind.names_in(text)},
+        "splits": {*refs["split"].unique().to_pylist()},
+        "patients": len({*refs["patient"].to_pylist()} - {"", None}),
+        "images": refs.num_rows,
+    }
     wanted = ({*case.classes.split()}, {*case.splits.split()}, case.patients, case.images)
-    told = ("classes", "splits", "patients", "images")
-    pairs = zip(told, wanted, found, strict=True)
-    return "; ".join(f"{name}: {got}, not {want}" for name, want, got in pairs if got != want)
+    pairs = zip(found, wanted, found.values(), strict=True)
+    return "", "; ".join(f"{name}: {got}, not {want}" for name, want, got in pairs if got != want)
 
 
 if __name__ == "__main__":

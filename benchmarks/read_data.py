@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ IMAGE_SHAPE = (224, 224, 1)
 # Most original scans have this size; at this JPEG quality they take about 65 kB.
 SCAN_WIDTH, SCAN_HEIGHT, SCAN_QUALITY = 512, 496, 75
 _NUM_SCANS = 256
+#: Fields of the manifest that say nothing of drawn images.
+_UNKNOWN = ("preprocessing", "source", "counts", "rejects", "options", "versions")
 _SHARD_SIZE = 1024
 
 
@@ -65,7 +68,7 @@ class ReadData:
     @property
     def scans(self) -> Path:
         """A folder with a subfolder of JPEG files per class; one file per example."""
-        return self.work / f"scans-{self.num_examples}"
+        return self.peer("scans")
 
     def peer(self, name: str) -> Path:
         """Returns the folder of the same pixels in another format."""
@@ -94,42 +97,29 @@ def draw_records(
     """Writes a dataset of drawn images in the project's format; `directory` if it is there.
 
     Every image is different: one of 64 drawn images, shifted by its own number of pixels.
-
-    Args:
-        directory: folder of the dataset.
-        num_examples: number of images.
-        image_shape: (height, width, channels) in pixels.
-
-    Returns:
-        the folder.
     """
-    generator = np.random.default_rng(0)
-
-    def pixels() -> Iterator[bytes]:
-        drawn = [speckled(generator, *image_shape[:2]) for _ in range(64)]
-        for example in range(num_examples):
-            yield np.roll(drawn[example % 64], example // 64, axis=(0, 1)).tobytes()
-
     layout = RecordLayout(image_shape=image_shape, num_classes=len(LABEL_NAMES))
     labels = np.eye(len(LABEL_NAMES), dtype=np.float32)
-    records = (
-        layout.encode_record(image, labels[example % len(LABEL_NAMES)], image_key(str(example)))
-        for example, image in enumerate(pixels())
-    )
     num_shards = -(-num_examples // _SHARD_SIZE)
 
+    def records() -> Iterator[bytes]:
+        generator = np.random.default_rng(0)
+        drawn = [speckled(generator, *image_shape[:2]) for _ in range(64)]
+        for example in range(num_examples):
+            image = np.roll(drawn[example % 64], example // 64, axis=(0, 1)).tobytes()
+            label = labels[example % len(LABEL_NAMES)]
+            yield layout.encode_record(image, label, image_key(str(example)))
+
     def write(directory: Path) -> None:
-        shards = []
+        shards, drawn = [], records()
         for index in range(num_shards):
             first = num_examples * index // num_shards
             count = num_examples * (index + 1) // num_shards - first
-            content = b"".join(next(records) for _ in range(count))
-            name = shard_name("train", index, num_shards)
+            content = b"".join(itertools.islice(drawn, count))
+            name, digest = shard_name("train", index, num_shards), hashlib.sha256(content)
             (directory / name).write_bytes(content)
-            digest = hashlib.sha256(content).hexdigest()
-            shards.append(
-                Shard(name=name, num_examples=count, num_bytes=len(content), sha256=digest)
-            )
+            facts = {"num_examples": count, "num_bytes": len(content)}
+            shards.append(Shard(name=name, sha256=digest.hexdigest(), **facts))
         # The benchmark does not read the counts of the classes, but their sum must be right.
         label_counts = (num_examples,) + (0,) * (len(LABEL_NAMES) - 1)
         manifest = Manifest(
@@ -137,13 +127,8 @@ def draw_records(
             image_shape=image_shape,
             label_names=LABEL_NAMES,
             splits={"train": Split(label_counts=label_counts, shards=tuple(shards))},
-            preprocessing={},
-            source={},
-            counts={},
-            rejects={},
-            options={},
             fingerprint=hashlib.sha256(directory.name.encode()).hexdigest(),
-            versions={},
+            **{name: {} for name in _UNKNOWN},
         )
         for name, text in descriptions.for_tfds(manifest).items():
             (directory / name).write_text(text, encoding="utf-8")
@@ -263,19 +248,18 @@ WRITERS: dict[str, Callable[[ReadData], None]] = {
 }
 
 #: The folder that a way reads; the other ways read the records.
-_FOLDERS: dict[str, Callable[[ReadData], Path]] = {
-    "limit": lambda data: data.peer("flat"),
-    "decode": lambda data: data.scans,
-    "decode_grey": lambda data: data.scans,
-    "grain": lambda data: data.peer("array_record"),
-    "webdataset": lambda data: data.peer("webdataset"),
-    "mosaicml": lambda data: data.peer("mosaicml"),
+_FOLDERS = {
+    "limit": "flat",
+    "decode": "scans",
+    "decode_grey": "scans",
+    "grain": "array_record",
+    "webdataset": "webdataset",
+    "mosaicml": "mosaicml",
 }
 
 
 def warm(data: ReadData, way: str) -> None:
     """Reads a way's files into the page cache, which may have dropped them meanwhile."""
-    folder = _FOLDERS.get(way, lambda data: data.records)(data)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.read_bytes()
+    folder = data.peer(_FOLDERS[way]) if way in _FOLDERS else data.records
+    for path in filter(Path.is_file, folder.rglob("*")):
+        path.read_bytes()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from sample_archive import SAMPLE
 
 from tfrecord_io.decoding import resize
 from tfrecord_io.decoding.options import Preprocessing
@@ -83,9 +84,7 @@ def main() -> None:
     parser.add_argument("--num_shapes", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument(
-        "--sample", type=Path, default=Path("../shared/data/kermany2018-sample.zip")
-    )
+    parser.add_argument("--sample", type=Path, default=SAMPLE)
     args = parser.parse_args()
     print(f"resizes with {resize.resizer()}")
     kernel, pillow = speed(real_scans(args.sample, 3), args.rounds)
