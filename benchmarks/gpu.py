@@ -71,7 +71,7 @@ def main() -> None:
 
 def measure(args: argparse.Namespace, data: ReadData, model: str) -> tuple[dict[str, float], float]:
     """Returns images/s of a network by source, and the share of the reader's time that it waits."""
-    from train.training.preview import time_rounds
+    from train.training.timing import time_rounds
 
     count = {"num_steps": args.steps, "num_rounds": args.rounds}
     session, steps = prepared(args, data, model, BARE)
@@ -94,8 +94,8 @@ def prepared(
 ) -> tuple[Session, Steps]:
     """Returns a training of a network with random weights, and its steps."""
     from train.training.config import TrainConfig
-    from train.training.preview import prepare_steps
     from train.training.session import session_of
+    from train.training.timing import prepare_steps
 
     config = TrainConfig.of(
         data=str(data.records),
@@ -107,7 +107,7 @@ def prepared(
         **settings,
     )
     num_steps = (args.rounds + 1) * args.steps + 1
-    session, _, steps = prepare_steps(session_of(config), num_steps=num_steps)
+    session, steps = prepare_steps(session_of(config), num_steps=num_steps)
     return session, steps
 
 

@@ -60,13 +60,13 @@ def measure(config: TrainConfig, replicas: int, options: BenchmarkOptions) -> di
 
     The input ratio is 1 if the input costs nothing. Raises UserError if there are fewer devices.
     """
-    from train.training.preview import prepare_steps, time_rounds
     from train.training.session import session_of
+    from train.training.timing import prepare_steps, time_rounds
 
     num_steps, num_rounds = options.steps, options.rounds
     # The batch of a replica stays, and that of all replicas grows with them.
     session = session_of(config.replace(gpus=replicas))
-    session, _, steps = prepare_steps(session, num_steps=(num_rounds + 1) * num_steps)
+    session, steps = prepare_steps(session, num_steps=(num_rounds + 1) * num_steps)
     fed, others = (steps.iterate(session.training_batches(0)) for _ in range(2))
     sources = {"fed": fed, "repeated": itertools.repeat(next(others))}
     times = time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)

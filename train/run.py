@@ -22,20 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", required=True, type=Address, metavar="RUN", help=run)
     again = "replace the run in --workdir"
     parser.add_argument("--overwrite", action="store_true", help=again)
-    look = "show shapes, speed and augmented images, and write nothing to --workdir"
-    parser.add_argument("--preview", action="store_true", help=look)
     parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")
     config.add_arguments(parser)
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Trains, or looks at what a training would be."""
+    """Trains, measures and exports one network, or those of a cross-validation."""
     workdir, chosen = arguments.workdir, config.from_arguments(arguments, bucket.open_run)
     with console.hide_native_noise():
-        from train.training import folds, preview, trainer
+        from train.training import folds, trainer
     try:
-        if arguments.preview:
-            return preview.preview(chosen)
         with bucket.working_folder(workdir) as folder:
             is_divided = chosen.folds.is_cross_validation
             run = folds.cross_validate if is_divided else trainer.train_and_evaluate
