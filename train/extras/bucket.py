@@ -126,14 +126,9 @@ def working_folder(workdir: str | os.PathLike[str]) -> Iterator[RunFolder]:
         if (names := mirror.names()) and "config.json" not in names:
             raise UserError(f"{mirror.url} is not empty and not a run; use another --workdir")
         mirror.download(names)
-        logs = mirror.folder / "tensorboard"
-        yield RunFolder(
-            path=mirror.folder,
-            home=mirror.folder,
-            address=mirror.url,
-            saved=mirror.upload,
-            note=f"note: TensorBoard's logs stay on this machine, in {logs}",
-        )
+        path = mirror.folder
+        print(f"note: TensorBoard's logs stay on this machine, in {path / 'tensorboard'}")
+        yield RunFolder(path=path, home=path, address=mirror.url, saved=mirror.upload)
 
 
 @functools.cache

@@ -34,21 +34,18 @@ class TrainerCommand(Command):
 
 
 def set_defaults() -> None:
-    """Sets the environment variables that Keras and TensorFlow read when they are imported.
+    """Sets what Keras and TensorFlow read when they are imported, unless the user has set it.
 
-    The backend is TensorFlow, or JAX where only that is installed. A crash of native code then
-    prints where it was: if a mapped shard is cut off while it is read, the kernel ends the process
-    with SIGBUS, and the shell would say `Bus error` at most.
+    The backend is TensorFlow, or JAX where only that is installed.
     """
+    # If a mapped shard is cut off while it is read, the kernel ends the process with SIGBUS; this
+    # prints where.
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
-    # Settings of the user take precedence. Level 2 hides TensorFlow's infos and warnings, and shows
-    # its errors.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors alone
     has_jax, has_tensorflow = map(importlib.util.find_spec, ("jax", "tensorflow"))
-    os.environ.setdefault(
-        "KERAS_BACKEND", "jax" if has_jax and not has_tensorflow else "tensorflow"
-    )
+    backend = "jax" if has_jax and not has_tensorflow else "tensorflow"
+    os.environ.setdefault("KERAS_BACKEND", backend)
 
 
 @contextlib.contextmanager
@@ -66,15 +63,15 @@ def cleaned_up(cleanup: Callable[[], object]) -> Iterator[None]:
 def ended_by_interrupts() -> Iterator[None]:
     """Makes Ctrl-C, SIGTERM and SIGHUP in the block end this process, with 128 and their number.
 
-    Only `cleanups` are done before. Python's own KeyboardInterrupt can get lost: Python only prints
-    it if it is raised while an object is destroyed, and TensorFlow turns it into another error
-    while it builds a graph.
+    Only `cleanups` are done before. A KeyboardInterrupt can get lost: Python only prints it while
+    an object is destroyed, and TensorFlow turns it into another error while it builds a graph.
     """
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {number: signal.getsignal(number) for number in ends}
     defaults = (signal.default_int_handler, signal.SIG_DFL)
-    numbers = [number for number, handler in handlers.items() if handler in defaults]
-    if not numbers or threading.current_thread() is not threading.main_thread():
+    handlers = {
+        number: handler for number in ends if (handler := signal.getsignal(number)) in defaults
+    }
+    if not handlers or threading.current_thread() is not threading.main_thread():
         yield
         return
     terminal = os.dup(2)  # standard error may be hidden when the signal comes
@@ -86,13 +83,13 @@ def ended_by_interrupts() -> Iterator[None]:
                 cleanup()
         os._exit(128 + number)
 
-    for number in numbers:
+    for number in handlers:
         signal.signal(number, end)
     try:
         yield
     finally:
-        for number in numbers:
-            signal.signal(number, handlers[number])
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         os.close(terminal)
 
 
@@ -110,11 +107,7 @@ def warn(text: str) -> None:
 
 
 def check_backend(backend: str) -> None:
-    """Refuses a backend of Keras that cannot train here.
-
-    Raises:
-        UserError: if it is neither TensorFlow nor JAX, or is not installed.
-    """
+    """Raises UserError if a backend is neither TensorFlow nor JAX, or is not installed."""
     if backend not in ("tensorflow", "jax"):
         raise UserError(
             f"KERAS_BACKEND={backend} is not supported; use tensorflow or jax. PyTorch reads the "
@@ -133,34 +126,29 @@ def hide_native_noise() -> Iterator[None]:
     """Hides what the block writes to standard error, and shows it if the block fails.
 
     TensorFlow's C++ code reports oneDNN and missing CUDA drivers before it reads its log level. It
-    does not use Python's `sys.stderr`, so the file descriptor itself is redirected. After a
-    `UserError`, whose message is meant for users, the text stays hidden.
+    writes to the file descriptor, not to Python's `sys.stderr`. After a `UserError`, whose message
+    is meant for users, the text stays hidden.
     """
     sys.stderr.flush()
-    saved = os.dup(2)
+    saved, text = os.dup(2), b""
     with tempfile.TemporaryFile() as hidden:
         os.dup2(hidden.fileno(), 2)
-        shown = False
         try:
             yield
         except BaseException as error:
-            shown = not isinstance(error, UserError)
+            sys.stderr.flush()
+            hidden.seek(0)
+            text = b"" if isinstance(error, UserError) else hidden.read()
             raise
         finally:
             sys.stderr.flush()
             os.dup2(saved, 2)
             os.close(saved)
-            if shown:
-                hidden.seek(0)
-                os.write(2, hidden.read())
+            os.write(2, text)
 
 
 def make_folder(flag: str, folder: Path) -> None:
-    """Makes the folder that a flag names.
-
-    Raises:
-        UserError: if it cannot be made, because a file has its name, for example.
-    """
+    """Makes the folder that a flag names; raises UserError if it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -170,39 +158,27 @@ def make_folder(flag: str, folder: Path) -> None:
 def list_files(inputs: Sequence[Path]) -> list[Path]:
     """Returns the files named, and those in the folders named, sorted, each once.
 
-    Files and folders that are hidden are left out, unless they are named.
-    """
-    # A file may be named beside the folder that it is in. Two links to one file are two files.
-    once: dict[Path, Path] = {}
-    for path in inputs:
-        if not path.exists():
-            raise UserError(f"--input {path}: there is no such file or folder")
-        if not (path.is_dir() or path.is_file()):
-            raise UserError(
-                f"--input {path}: expected a file or folder, received a pipe or a device; write "
-                "what it gives into a file first"
-            )
-        found = _files_in(path) if path.is_dir() else [path]
-        if not found:
-            raise UserError(f"--input {path}: there is no file in this folder")
-        for file in found:
-            once.setdefault(file.parent.resolve() / file.name, file)
-    return list(once.values())
+    Hidden files and folders are left out, unless they are named. Links that lead nowhere or to a
+    folder are among the files, because a scan may be missing there.
 
-
-def _files_in(folder: Path) -> list[Path]:
-    """Returns the files below a folder, sorted, without hidden ones, pipes and devices.
-
-    Links that lead nowhere or to a folder are among them, because a scan may be missing there.
+    Raises:
+        UserError: if there is no such file or folder, it holds none, or it cannot be listed.
     """
 
     def fail(error: OSError) -> None:
         # By default os.walk skips a folder that it cannot list.
         raise UserError(f"--input {error.filename} cannot be listed: {error.strerror}")
 
-    found: list[Path] = []
-    for root, folders, names in os.walk(folder, onerror=fail):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        here = [Path(root, name) for name in (*folders, *names) if not name.startswith(".")]
-        found += [path for path in here if path.is_file() or path.is_symlink()]
-    return sorted(found)
+    # A file may be named beside the folder that it is in. Two links to one file are two files.
+    once: dict[Path, Path] = {}
+    for path in inputs:
+        found = [path] if path.is_file() else []
+        for root, folders, names in os.walk(path, onerror=fail) if path.is_dir() else ():
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            here = [Path(root, name) for name in (*folders, *names) if not name.startswith(".")]
+            found += [file for file in here if file.is_file() or file.is_symlink()]
+        if not found:
+            raise UserError(f"--input {path}: expected a file, or a folder of files; found none")
+        for file in sorted(found):
+            once.setdefault(file.parent.resolve() / file.name, file)
+    return list(once.values())

@@ -175,8 +175,6 @@ def _configure_jax(options: DeviceOptions) -> Devices:
     parallel = functools.partial(keras.distribution.DataParallel, auto_shard_dataset=False)
     keras.distribution.set_distribution(parallel(devices=devices) if len(devices) > 1 else None)
     on_gpu = devices[0].platform == "gpu"
-    if on_gpu:
-        keep_compiled()
     return Devices(
         backend="jax",
         names=tuple(map(str, devices)),
@@ -184,22 +182,6 @@ def _configure_jax(options: DeviceOptions) -> Devices:
         on_gpu=on_gpu,
         best_precision="bfloat16" if on_gpu else "float32",
     )
-
-
-def keep_compiled() -> None:
-    """JAX: keeps what XLA compiles for the next run; JAX_COMPILATION_CACHE_DIR names another place.
-
-    On a GPU, XLA tries algorithms for each convolution, which takes longer than a short training.
-    """
-    import jax
-
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "scan_tfrecords", "xla")
-    # Without a home to write to, every run compiles.
-    with contextlib.suppress(OSError, RuntimeError):
-        if jax.config.jax_compilation_cache_dir is None:
-            (folder := folder.expanduser()).mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK):  # else JAX warns of each function
-                jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def _chosen(available: list[Any], options: DeviceOptions) -> list[Any]:
@@ -218,12 +200,11 @@ def set_seed(seed: int) -> None:
     """Makes everything random in Keras depend on a seed."""
     import keras
 
+    random.seed(seed)
+    np.random.seed(seed)
+    # Keras' own function imports TensorFlow wherever it is installed.
     if keras.backend.backend() == "tensorflow":
         keras.utils.set_random_seed(seed)
-    else:
-        # Keras' own function imports TensorFlow wherever it is installed.
-        random.seed(seed)
-        np.random.seed(seed)
 
 
 def versions() -> dict[str, str]:
@@ -238,11 +219,9 @@ def versions() -> dict[str, str]:
 def _cpu_computes_in_bfloat16() -> bool:
     """Tells whether the CPU multiplies matrices in bfloat16 (Intel's AMX), by oneDNN.
 
-    Without that unit TensorFlow emulates bfloat16, which is slower than float32; so it is with
-    AVX-512's instructions for bfloat16 alone, which took 1.7 times as long.
+    Elsewhere bfloat16 is slower than float32: AVX-512's instructions took 1.7 times as long.
     """
-    # The switch that TensorFlow reads; without oneDNN it does not use the unit.
-    if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
+    if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":  # which TensorFlow reads
         return False
     with contextlib.suppress(OSError):
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("flags")[2]

@@ -38,16 +38,14 @@ class RunFolder:
         path: the folder.
         home: that of the whole run, where this is one of a cross-validation.
         address: what the user calls it.
-        saved: called with the path after files that belong together were written, and with whether
-            they are the first after those of a run that this one replaces.
-        note: what to print before a training, or nothing.
+        saved: called after files that belong together were written, with the path, and with
+            whether they are the first after those of a run that this one replaces.
     """
 
     path: Path
     home: Path
     address: str
     saved: Callable[[Path, bool], object] = lambda path, replaces: None
-    note: str = ""
 
     @classmethod
     def at(cls, workdir: RunFolder | str | os.PathLike[str]) -> RunFolder:
@@ -69,17 +67,12 @@ class RunFolder:
 
 
 def open_local(run: str | os.PathLike[str]) -> Path:
-    """Returns the folder of a run, of one of a cross-validation, or of an export.
-
-    Raises:
-        UserError: for a URL, or if the run is being replaced.
-    """
+    """Returns the folder of a run, a fold or an export; UserError if it is being replaced."""
     path = local_path(run)
     for folder in (path, *path.absolute().parents[:3]):
         if replace.is_under_way(Folder(folder)):
             raise UserError(
                 f"the run in {folder} is being replaced, or that was interrupted. Wait for the "
-                "first checkpoint of the new run; or repeat the `train` command of either, which "
-                "settles which run is there"
+                "first checkpoint of the new run, or repeat the `train` command of either"
             )
     return path

@@ -23,6 +23,7 @@ import numpy as np
 from train.data import augmentation
 from train.data.options import AugmentOptions
 from train.kinds.task import Task
+from train.machine import console
 from train.machine.devices import Devices
 from train.networks.models import Network
 
@@ -184,7 +185,9 @@ class TensorFlowSteps(Steps):
 
     def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
         distribute = self.devices.strategy.distribute_datasets_from_function
-        return iter(distribute(lambda context: batches))
+        # With --deterministic, TensorFlow reports its own rewriting of the input as an error.
+        with console.hide_native_noise():
+            return iter(distribute(lambda context: batches))
 
     def train(self, batches: Iterator[Any]) -> StepResults:
         asked_at = time.perf_counter()

@@ -102,8 +102,7 @@ def complete(
         # That validation images were watched is said elsewhere.
         known = has_seen if plan.parts.test else has_seen.without("val")
         exposure = seen.expose(data, [(known, part.rows)], is_measured=True)
-    notes = [folder.note] if folder.note else []
-    notes += [first.describe(has_seen.num_in("init"))] if first else []
+    notes = [first.describe(has_seen.num_in("init"))] if first else []
     session = open_session(plan, data, devices)
     progress, weights = train(session, folder, first, notes)
     with stage("temperature and thresholds"):

@@ -38,10 +38,6 @@ from train.training.steps import Steps
 #: Seconds between two checkpoints, beside those after the last epoch and after a signal.
 CHECKPOINT_SECONDS = 120.0
 
-# The input is the bottleneck if an epoch waits for it for more than this share of its time, and for
-# more than so many seconds.
-_INPUT_BOUND_SHARE, _INPUT_BOUND_SECONDS = 0.1, 1.0
-
 
 @dataclasses.dataclass(kw_only=True)
 class Progress:
@@ -125,7 +121,6 @@ class _Loop:
         val = self._plan.parts.val
         self._val = val and session.evaluation_batches(val)
         self._saved_at = time.monotonic()
-        self._has_warned = False
 
     def run_epochs(self) -> None:
         """Trains from where the progress stands to the last epoch."""
@@ -212,14 +207,6 @@ class _Loop:
         if line := describe_epoch(row, self._epochs):
             self._bar.write(line, file=sys.stdout)
             sys.stdout.flush()
-        share = row["input_wait_share"] or 0.0
-        is_long = share * meter.seconds > _INPUT_BOUND_SECONDS
-        if share > _INPUT_BOUND_SHARE and is_long and not self._has_warned:
-            self._has_warned = True
-            console.warn(
-                f"{share:.0%} of the time was spent waiting for input. Put the data on a local "
-                "disk, or try a larger batch"
-            )
 
     def _keep_weights(self) -> None:
         """Writes the weights that the run ends with, before the checkpoint that says it is done."""
