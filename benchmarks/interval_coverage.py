@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from scipy import special
 
-from tfrecord_io.extras import shortcuts
+from tfrecord_io.auditing import shortcuts
 from tfrecord_io.format.groups import group_images
 from train.kinds.classes import GRADES
 from train.kinds.measures import predictive_values

@@ -35,7 +35,6 @@ from pipelines.shards.finish import finish_dataset, list_rejects, require_finish
 from pipelines.sources.factory import open_source
 from pipelines.sources.source import Source
 from pipelines.stores import output_folder
-from tfrecord_io.extras import shortcuts
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.stores.folder import Folder
 
@@ -205,7 +204,6 @@ def planned(options: BuildOptions, output: Folder) -> Iterator[Job | None]:
             source=source,
             max_reject_fraction=options.output.max_reject_fraction,
             rejected_files=plan.images.ledger.rejects,
-            checks=[shortcuts.CHECK],
         )
         build.output.clean_build_dir(".tmp")
         write_plan(build.output, build.draft, plan.tasks, plan.refs)

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 from jinja2.filters import do_filesizeformat
 
 from pipelines.listing.refs import RejectedFile
+from tfrecord_io.auditing import shortcuts
 from tfrecord_io.auditing.audit import LIMITS
-from tfrecord_io.auditing.findings import MAX_LISTED, Audit, Check
+from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.decoding.rejects import in_words
-from tfrecord_io.format import shapes
 from tfrecord_io.format.examples import SITE, recounted
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
@@ -63,12 +63,10 @@ def render(
     images: ImageReader,
     rejects: Sequence[RejectedFile],
     dropped: Sequence[Sequence[str]],
-    checks: Sequence[Check] = (),
 ) -> str:
     """Returns the card as HTML, from the manifest as it will be written and its audit.
 
-    `examples` is what `examples.audited` returns, and `dropped` are the rows of
-    dropped.csv. The audit had `checks` besides its own.
+    `examples` is what `examples.audited` returns, and `dropped` are the rows of dropped.csv.
     """
     labels, dataset = dataset.label_kind.describe(dataset.label_names), recounted(dataset, examples)
     of_splits = collections.Counter(examples["split"].to_pylist())
@@ -85,7 +83,7 @@ def render(
         page.Section("findings", "Findings", [findings]),
         page.Section("classes", f"{dataset.label_kind.plural.capitalize()} and splits", classes),
         page.Section("pictures", "Pictures", _pictures(dataset, examples, images)),
-        *(check.section(dataset, audit.measures, examples) for check in checks),
+        shortcuts.section(audit.measures),
         page.Section("files", "What became of every file", [_files(dataset, rejects, dropped)]),
         page.Section("provenance", "Provenance", _provenance(dataset)),
         page.Section("limits", "What this audit cannot see", [limits]),
@@ -123,7 +121,6 @@ def _top(dataset: Manifest, audit: Audit, sizes: Mapping[str, int], labels: str)
         f"{width}×{height} pixels in {colour}.",
         f"{copies} of training images are stored beside them, and counted nowhere on this page but "
         "in the ledger." if num_variants else "",
-        sentence(shapes.describe(dataset) or ""),
         trust,
         "The audit could not look for near duplicates, so copies that were saved again or resized "
         "may be in several splits." if measured.get("near_duplicate_pairs") is None else "",

@@ -14,7 +14,6 @@ from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.decoding import resize
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import in_words
-from tfrecord_io.format import shapes
 from tfrecord_io.format.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
 from tfrecord_io.terminal.address import is_remote
 from tfrecord_io.terminal.flags import command
@@ -81,8 +80,6 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
         print(f"{count:>9,} {what}")
     if dataset.rejects:
         print(f"the rejected files are in {output}/{REJECTS_FILE_NAME}")
-    if shape := shapes.describe(dataset):
-        print(shape)
     pixels = Preprocessing.from_dict(dataset.preprocessing)
     resizer = resize.resizer(pixels.resize)
     num_images = dataset.counts["examples"] + dataset.counts["rejects"] - num_finished_before

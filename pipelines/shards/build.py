@@ -18,7 +18,6 @@ from pipelines import errors
 from pipelines.listing.refs import RejectedFile
 from pipelines.planning.plan import ShardTask
 from pipelines.sources.source import Source
-from tfrecord_io.auditing.findings import Check
 from tfrecord_io.format import manifest
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
@@ -81,7 +80,6 @@ class Build:
         source: where the images come from.
         max_reject_fraction: the build fails if more than this share of the images is rejected.
         rejected_files: images already rejected by the listing.
-        checks: what the audit checks besides its own.
     """
 
     output: Folder
@@ -90,7 +88,6 @@ class Build:
     source: Source
     max_reject_fraction: float
     rejected_files: tuple[RejectedFile, ...] = ()
-    checks: Sequence[Check] = ()
 
     def find_finished(self, tasks: Sequence[ShardTask]) -> dict[int, Sidecar]:
         """Returns the sidecars of the tasks whose shard is written, by task index."""

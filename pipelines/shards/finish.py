@@ -118,11 +118,9 @@ def describe_images(
     made = _make_manifest(build, tasks, sidecars, rejects, num_variants)
     examples, images = audited(rows), twins.ImageReader(made.layout, storage)
     same = twins.find_twins(examples, images, build.draft)
-    result = audit.audit_examples(examples, same, made, build.checks)
+    result = audit.audit_examples(examples, same, made)
     made = dataclasses.replace(made, audit={**made.audit, **result.to_dict()})
-    page = card.render(
-        made, result, examples, images, rejects, _read_dropped(storage), build.checks
-    )
+    page = card.render(made, result, examples, images, rejects, _read_dropped(storage))
     storage.write(manifest.REPORT_FILE_NAME, page.encode())
     _write_examples(storage, parts, groups.group_images(rows, originals[same.pairs]))
     return made

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import argparse
 import csv
-import functools
 import io
 import itertools
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tfrecord_io.auditing import leak_checks
+from tfrecord_io.auditing import leak_checks, shortcuts
 from tfrecord_io.auditing.findings import (
     MAX_LISTED,
     SEVERITIES,
     Audit,
-    Check,
     Examined,
     Finding,
     note,
@@ -78,15 +75,10 @@ _COUNTED = {
 }
 
 
-def audit(
-    directory: str | os.PathLike[str],
-    checks: Sequence[Check] = (),
-    *,
-    most_listed: int | None = MAX_LISTED,
-) -> Audit:
+def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LISTED) -> Audit:
     """Audits a finished dataset in a folder or at a URL.
 
-    `checks` come after the audit's own. A finding lists up to `most_listed` cases, or all for None.
+    A finding lists up to `most_listed` cases, or all for None.
 
     Raises:
         ManifestError: if the dataset is unfinished or unusable.
@@ -95,28 +87,27 @@ def audit(
     dataset = Manifest.load(directory)
     examples = audited(in_stored_order(read_examples(directory), dataset))
     images = ImageReader(dataset.layout, Folder(directory))
-    twins = find_twins(examples, images, dataset)
-    return audit_examples(examples, twins, dataset, checks, most_listed)
+    return audit_examples(examples, find_twins(examples, images, dataset), dataset, most_listed)
 
 
 def audit_examples(
-    examples: pa.Table,
-    twins: Twins,
-    dataset: Manifest,
-    checks: Sequence[Check] = (),
-    most_listed: int | None = MAX_LISTED,
+    examples: pa.Table, twins: Twins, dataset: Manifest, most_listed: int | None = MAX_LISTED
 ) -> Audit:
     """Audits the examples of a dataset, see `audit`, and `Examined` for the arguments."""
     examined = Examined(examples, twins, dataset, most_listed)
+    of_images = examples["shape"].to_numpy()
+    examined.measures["shapes"] = {
+        name: shapes.distinct(of_images[examined.split == place].tolist())
+        for place, name in enumerate(examined.splits)
+    }
     # Each yields its findings and adds its numbers to the measures.
     finders = (
         leak_checks.check_patients,
         leak_checks.check_exact,
         leak_checks.check_near,
         _check_classes,
-        _check_sizes,
         _check_blank,
-        *(check.find for check in checks),
+        shortcuts.check_shortcuts,
     )
     findings = itertools.chain.from_iterable(find(examined) for find in finders)
     ranked = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
@@ -124,12 +115,10 @@ def audit_examples(
 
 
 def _check_classes(examined: Examined) -> Iterator[Finding]:
-    """Yields missing classes, and those that differ in size or between splits."""
+    """Yields missing classes, and those whose share differs between splits."""
     dataset, kind = examined.classes, examined.kind
     names = dataset.label_names
     counts = {name: np.array(split.label_counts) for name, split in dataset.splits.items()}
-    totals = sum(counts.values(), np.zeros(len(names), np.int64))
-    ratio = float(totals.max() / max(totals.min(), 1)) if len(totals) else 1.0
     if kind.one_hot and len(names) == 1:
         detail = "Every result would be perfect. --layout, --label_regex or --labels name classes."
         yield problem("one_class", f"All images are of one {kind.noun}, {names[0]}", detail, 1)
@@ -144,12 +133,6 @@ def _check_classes(examined: Examined) -> Iterator[Finding]:
             title = f"{many(len(missing), kind.noun, kind.plural)} missing from {name}"
             detail = f"{listed(missing, 12)}: this split can neither teach nor test them."
             yield warning("class_missing", title, detail, len(missing))
-    if ratio > 3:
-        most, least = names[totals.argmax()], names[totals.argmin()]
-        title = f"The {kind.plural} differ in size by a factor of {ratio:.1f}"
-        detail = f"{most} has {totals.max():,} images, {least} {totals.min():,}. The trainer "
-        detail += f"weights them by default; judge results by {kind.noun}."
-        yield note("class_balance", title, detail)
     sizes = np.maximum(np.bincount(examined.split, minlength=len(counts)), 1)
     shares = dict(zip(counts, map(np.divide, counts.values(), sizes), strict=True))
     for name, share in shares.items():
@@ -160,38 +143,6 @@ def _check_classes(examined: Examined) -> Iterator[Finding]:
             detail = f"{names[place]} is {share[place]:.0%} of {name} and {train[place]:.0%} of "
             detail += f"train, so plain accuracy on {name} says little about data mixed like train."
             yield note("class_shift", title, detail)
-
-
-def _check_sizes(examined: Examined) -> Iterator[Finding]:
-    """Yields images of unusual size, and those smaller than they are stored."""
-    examples, dataset = examined.examples, examined.dataset
-    of_images = examples["shape"].to_numpy()
-    examined.measures["shapes"] = {
-        name: shapes.distinct(of_images[examined.split == place].tolist())
-        for place, name in enumerate(examined.splits)
-    }
-    sizes = Counter(zip(examples["width"].to_pylist(), examples["height"].to_pylist(), strict=True))
-    stored_height, stored_width, _ = dataset.image_shape
-    ((width, height), _), *_ = sizes.most_common(1)
-    far = [
-        {"width": w, "height": h, "images": count}
-        for (w, h), count in sizes.most_common()
-        if not (width / 2 < w < 2 * width and height / 2 < h < 2 * height)
-    ]
-    if far:
-        num_far = sum(row["images"] for row in far)
-        title = f"{many(num_far, 'image')} far larger or smaller than usual"
-        change = "" if dataset.is_padded else ", which changes their proportions"
-        detail = (
-            f"The usual size is {width}×{height} pixels; one side of these has at least twice or "
-            f"at most half as many. All become {stored_width}×{stored_height}{change}."
-        )
-        yield note("size_outliers", title, detail, num_far, tuple(far[:MAX_LISTED]))
-    small = sum(n for (w, h), n in sizes.items() if w < stored_width or h < stored_height)
-    if small:
-        title = f"{many(small, 'image')} smaller than the stored size"
-        detail = f"They were enlarged to {stored_width}×{stored_height} and are blurred."
-        yield note("enlarged", title, detail, small)
 
 
 def _check_blank(examined: Examined) -> Iterator[Finding]:
@@ -213,39 +164,27 @@ def _check_blank(examined: Examined) -> Iterator[Finding]:
             yield warning("extreme_levels", title, detail, len(members))
 
 
-def command(checks: Sequence[Check]) -> Command:
-    """Returns `python -m tfrecord_io audit`, with some checks besides its own."""
-    return Command(
-        name="audit",
-        purpose="look for leaks, copies, contradictions and shortcuts",
-        add_arguments=functools.partial(_add_arguments, checks),
-        run=functools.partial(_run, checks),
-        codes={ManifestError: 1},
-    )
-
-
-def _add_arguments(checks: Sequence[Check], parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
     flags.add_dataset(parser)
     for name, (meaning, _) in _COUNTED.items():
         text = f"exit with 1 if there are more {meaning}"
         parser.add_argument(f"--{name}", type=int, metavar="N", help=text)
-    for check in checks:
-        check.add_arguments(parser)
+    text = "exit with 1 if facts about the files predict the class better than guessing by more"
+    parser.add_argument("--max_shortcut_gain", type=float, metavar="X", help=text)
     text = "write the copies of pictures as a table, which build --exclude can leave out"
     parser.add_argument("--output", type=local_path, metavar="FILE.csv", help=text)
-    parser.add_argument(
-        "--json", action="store_true", help="print the findings as JSON, with all cases"
-    )
+    text = "print the findings as JSON, with all cases"
+    parser.add_argument("--json", action="store_true", help=text)
 
 
-def _run(checks: Sequence[Check], args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Prints the findings; returns 1 if a limit is exceeded and 0 otherwise."""
     for name, limit in vars(args).items():
         least = 0 if isinstance(limit, int) else -1  # guessing may be better than facts
         if name.startswith("max_") and limit is not None and not limit >= least:
             raise UserError(f"--{name} must be at least {least}, received {limit}")
-    directory = args.directory
-    result = audit(directory, checks, most_listed=None if args.json else MAX_LISTED)
+    result = audit(args.directory, most_listed=None if args.json else MAX_LISTED)
     if args.output:
         writer = csv.DictWriter(text := io.StringIO(), ["path", "copy_of", "kind"])
         writer.writeheader()
@@ -254,8 +193,7 @@ def _run(checks: Sequence[Check], args: argparse.Namespace) -> int:
             file.write(text.getvalue().encode())
         rows = counted(len(result.copies), "row")
         print(f"{args.output} has {rows} for {flags.command('build')} --exclude", file=sys.stderr)
-    violations = _violations(args, result.measures)
-    violations += [line for check in checks for line in check.violations(args, result.measures)]
+    violations = list(_violations(args, result.measures))
     if args.json:
         print(json.dumps({**result.to_dict(), "violations": violations}, indent=1))
         return 1 if violations else 0
@@ -267,17 +205,28 @@ def _run(checks: Sequence[Check], args: argparse.Namespace) -> int:
     return 1 if violations else 0
 
 
-def _violations(args: argparse.Namespace, measures: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each limit that is exceeded or cannot be checked."""
-    lines = []
+def _violations(args: argparse.Namespace, measures: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a line for each limit that is exceeded or cannot be checked."""
     for name, (_, numbers) in _COUNTED.items():
         if (limit := getattr(args, name)) is None:
             continue
         counts = [measures[measure] for measure in numbers]
         if (found := sum(count or 0 for count in counts)) > limit:
-            lines.append(f"--{name} {limit}: found {found:,}")
+            yield f"--{name} {limit}: found {found:,}"
         elif None in counts:
-            lines.append(f"--{name} {limit}: near duplicates were not looked for")
+            yield f"--{name} {limit}: near duplicates were not looked for"
         elif len(counts) > 1 and not measures.get("near_duplicates_complete", True):
-            lines.append(f"--{name} {limit}: not all pairs that look alike were compared")
-    return lines
+            yield f"--{name} {limit}: not all pairs that look alike were compared"
+    limit, measured = args.max_shortcut_gain, measures.get("shortcuts")
+    gain = round(measured["accuracy"] - measured["chance"], 4) if measured else 0
+    if limit is not None and gain > limit:
+        yield f"--max_shortcut_gain {limit}: found {gain:,}"
+
+
+COMMAND = Command(
+    name="audit",
+    purpose="look for leaks, copies, contradictions and shortcuts",
+    add_arguments=add_arguments,
+    run=run,
+    codes={ManifestError: 1},
+)

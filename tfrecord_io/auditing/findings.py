@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,6 @@ from tfrecord_io.format.manifest import Manifest, ManifestError
 
 if TYPE_CHECKING:
     from tfrecord_io.auditing.twins import Twins
-    from tfrecord_io.pages.page import Section
 
 Severity = Literal["problem", "warning", "note", "good"]
 
@@ -138,23 +136,6 @@ class Examined:
         self.label = _index(examples["label"], self.labels)
         self.groups = group_images(examples)
         self.joined = group_images(examples, twins.pairs)
-
-
-class Check(NamedTuple):
-    """A check that a command adds to the audit's own, as functions.
-
-    Attributes:
-        find: yields its findings, and adds its numbers to the measures.
-        add_arguments: adds the flags of its limits to the audit command.
-        violations: returns a line for each of these limits that the measures exceed.
-        section: returns its part of the dataset's page, from the manifest, the measures, and the
-            table that `examples.audited` returns.
-    """
-
-    find: Callable[[Examined], Iterator[Finding]]
-    add_arguments: Callable[[argparse.ArgumentParser], object]
-    violations: Callable[[argparse.Namespace, Mapping[str, Any]], list[str]]
-    section: Callable[[Manifest, Mapping[str, Any], pa.Table], Section]
 
 
 def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow.compute as pc
@@ -15,8 +14,6 @@ from tfrecord_io.format.examples import encode
 from tfrecord_io.format.groups import MAX_CHAIN, plural_unit
 from tfrecord_io.terminal.printing import counted, many
 
-_Listed = tuple[dict[str, Any], ...]
-
 _EXCLUDE = "audit --output copies.csv lists what build --exclude copies.csv leaves out."
 
 # Of copies in several splits, the one in the first of these stays.
@@ -24,7 +21,7 @@ _KEPT_FIRST = ("test", "val", "train")
 
 
 def check_patients(examined: Examined) -> Iterator[Finding]:
-    """Yields unknown patients, and those in several splits or under several labels.
+    """Yields unknown patients, and those in several splits.
 
     A study or a file stands for an unknown patient.
     """
@@ -33,7 +30,6 @@ def check_patients(examined: Examined) -> Iterator[Finding]:
     num_unknown = sum(sources.values())
     names = examined.groups.names
     patients = names.filter(pc.starts_with(names, "patient:")).unique()
-    examined.measures |= {"patients": len(patients), "examples_without_patient": num_unknown}
     if num_unknown:
         share = f"{num_unknown:,} images do not name" if num_known else "No image names"
         detail = (
@@ -43,56 +39,37 @@ def check_patients(examined: Examined) -> Iterator[Finding]:
         yield warning("no_patient", f"{share} a patient", detail, num_unknown)
     known = [source for source in examined.groups.sources if source != "image"]
     units = " or ".join(known), " or ".join(map(plural_unit, known))
-    num_groups, num_leaked, listed = _in_several(examined, examined.split, examined.splits)
-    examined.measures["patients_in_several_splits"] = num_leaked
-    if num_leaked:
+    images: dict[str, Counter[str]] = defaultdict(Counter)
+    for group, code in zip(names.to_pylist(), examined.split.tolist(), strict=True):
+        if not group.startswith("image:"):
+            images[group][examined.splits[code]] += 1
+    leaked = [group for group, counts in images.items() if len(counts) > 1]
+    leaked.sort(key=lambda group: -images[group].total())
+    examined.measures |= {
+        "patients": len(patients),
+        "examples_without_patient": num_unknown,
+        "patients_in_several_splits": len(leaked),
+    }
+    if leaked:
         detail = (
             "Results on eyes that a model was trained on are too good. --splits patient makes new "
             "splits; --leaks drop keeps the splits, and each patient in one of them (test before "
             "val before train)."
         )
-        title = f"{many(num_leaked, *units)} in more than one split"
-        yield problem("patient_leak", title, detail, num_leaked, listed)
-    elif num_groups and len(examined.splits) > 1:
+        shown = leaked[: examined.most_listed]
+        used = [split for split in examined.splits if any(images[group][split] for group in shown)]
+        listed = tuple(
+            {"patient": group.removeprefix("patient:")}
+            | {split: images[group][split] for split in used}
+            for group in shown
+        )
+        title = f"{many(len(leaked), *units)} in more than one split"
+        yield problem("patient_leak", title, detail, len(leaked), listed)
+    elif images and len(examined.splits) > 1:
         # Of images without a patient it is not known.
         found = note if num_unknown else good
         title = f"No {units[0]} is in more than one split"
-        yield found("patient_leak", title, f"{many(num_groups, *units)} known.")
-    _, num_several, listed = _in_several(examined, examined.label, examined.labels)
-    examined.measures["patients_under_several_labels"] = num_several
-    if num_several:
-        kind = examined.kind
-        how = f"more than one {kind.noun}" if kind.one_hot else "different labels"
-        title = f"{counted(num_several, *units)} with images of {how}"
-        detail = (
-            "Two eyes may differ and a disease changes, so this need not be wrong; but a patient "
-            "must be in one split, as with --splits patient."
-        )
-        yield note("patient_labels", title, detail, num_several, listed)
-
-
-def _in_several(
-    examined: Examined, codes: np.ndarray, names: Sequence[str]
-) -> tuple[int, int, _Listed]:
-    """Counts the known groups, and those with images of several codes.
-
-    Returns:
-        both numbers, and those groups with the most images, with their images by `names`.
-    """
-    images: dict[str, Counter[int]] = defaultdict(Counter)
-    for group, code in zip(examined.groups.names.to_pylist(), codes.tolist(), strict=True):
-        if not group.startswith("image:"):
-            images[group][code] += 1
-    several = [group for group, counts in images.items() if len(counts) > 1]
-    several.sort(key=lambda group: -images[group].total())
-    shown = several[: examined.most_listed]
-    used = sorted({code for group in shown for code in images[group]})[:12]
-    listed = tuple(
-        {"patient": group.removeprefix("patient:")}
-        | {names[code]: images[group][code] for code in used}
-        for group in shown
-    )
-    return len(images), len(several), listed
+        yield found("patient_leak", title, f"{many(len(images), *units)} known.")
 
 
 def check_exact(examined: Examined) -> Iterator[Finding]:
@@ -121,29 +98,24 @@ def check_exact(examined: Examined) -> Iterator[Finding]:
          "Each repetition counts in every result.", extra, within),
     ):  # fmt: skip
         if pictures:
-            listed = _list_pictures(examined, pictures)
-            yield severity(code, title, f"{detail} {_EXCLUDE}", count, listed)
+            listed = []
+            for group in pictures[: examined.most_listed]:
+                rows = examined.examples.take(group).to_pylist()
+                files = {row["file_xxh3"] for row in rows}
+                is_one_file = len(files) == 1 and None not in files
+                facts = {
+                    "images": len(group),
+                    "splits": ", ".join(sorted({row["split"] for row in rows[:4]})),
+                    "labels": ", ".join(sorted({row["label"] for row in rows[:4]})),
+                    "same file": "yes" if is_one_file else "no, same pixels",
+                    "first": rows[0]["path"],
+                    "again": rows[1]["path"],
+                }
+                listed.append(facts)
+            yield severity(code, title, f"{detail} {_EXCLUDE}", count, tuple(listed))
     if not groups:
         detail = f"All {examined.examples.num_rows:,} stored images differ."
         yield good("duplicates", "No two images have the same pixels", detail)
-
-
-def _list_pictures(examined: Examined, pictures: Sequence[np.ndarray]) -> _Listed:
-    listed = []
-    for group in pictures[: examined.most_listed]:
-        rows = examined.examples.take(group).to_pylist()
-        files = {row["file_xxh3"] for row in rows}
-        is_one_file = len(files) == 1 and None not in files
-        facts = {
-            "images": len(group),
-            "splits": ", ".join(sorted({row["split"] for row in rows[:4]})),
-            "labels": ", ".join(sorted({row["label"] for row in rows[:4]})),
-            "same file": "yes" if is_one_file else "no, same pixels",
-            "first": rows[0]["path"],
-            "again": rows[1]["path"],
-        }
-        listed.append(facts)
-    return tuple(listed)
 
 
 def check_near(examined: Examined) -> Iterator[Finding]:

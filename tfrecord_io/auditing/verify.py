@@ -1,7 +1,4 @@
-"""Checks a finished dataset: hashes, checksums and counts of its files against its manifest.
-
-hashlib and google-crc32c do the sums; what is ours is which numbers must be equal.
-"""
+"""Checks hashes, checksums and counts of a dataset; hashlib and google-crc32c do the sums."""
 
 from __future__ import annotations
 
@@ -68,7 +65,17 @@ def verify(directory: str | Path) -> list[str]:
             add(f"cannot be read: {error}")
 
     with checking(FILE_NAME) as add:
-        _check_manifest(dataset, add)
+        if options := dataset.options:
+            digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
+            made = Preprocessing.from_dict(dataset.preprocessing).identity()
+            changed = [name for name in made if options.get(name) != made[name]]
+            if digest != dataset.fingerprint or changed:
+                add(f"was changed: its fingerprint is not that of its options {', '.join(changed)}")
+        counts, accounted = dataset.counts, sum(number for _, number in dataset.ledger)
+        if accounted != counts["files"]:
+            add(f"counts {counts['files']} files, but {accounted} are accounted for")
+        if counts["examples"] != dataset.num_examples:
+            add(f"counts {counts['examples']} examples, its splits hold {dataset.num_examples}")
     rows: list[tuple[str, ...]] = []
     with checking(examples.FILE_NAME):
         table = examples.in_stored_order(examples.read_examples(folder), dataset)
@@ -76,13 +83,13 @@ def verify(directory: str | Path) -> list[str]:
         rows += zip(*(table[name].to_pylist() for name in _COLUMNS), strict=True)
     start = 0
     for split in dataset.splits.values():
-        counts = np.zeros(dataset.num_classes, np.int64)
+        labels = np.zeros(dataset.num_classes, np.int64)
         for shard in split.shards:
             with checking(shard.name) as add:
-                counts += _check_shard(folder, dataset, shard, rows[start:], add)
+                labels += _check_shard(folder, dataset, shard, rows[start:], add)
             start += shard.num_examples
-        if tuple(counts.tolist()) != split.label_counts:
-            held = f"says {split.label_counts} examples per class, but the shards hold {counts}"
+        if tuple(labels.tolist()) != split.label_counts:
+            held = f"says {split.label_counts} examples per class, but the shards hold {labels}"
             findings.append(f"{FILE_NAME}: {held}")
     # A glob over the folder would read others.
     for name in sorted(folder.shards().keys() - {shard.name for shard in dataset.shards}):
@@ -98,21 +105,6 @@ def verify(directory: str | Path) -> list[str]:
             if reasons != expected:
                 add(f"has the reasons {reasons}, but the manifest says {dict(expected)}")
     return findings
-
-
-def _check_manifest(dataset: Manifest, add: Callable[[str], None]) -> None:
-    if dataset.options:
-        digest = hashlib.sha256(json.dumps(dataset.options, sort_keys=True).encode()).hexdigest()
-        made = Preprocessing.from_dict(dataset.preprocessing).identity()
-        changed = [name for name in made if dataset.options.get(name) != made[name]]
-        if digest != dataset.fingerprint or changed:
-            add(f"was changed: its fingerprint is not that of its options {', '.join(changed)}")
-    counts = dataset.counts
-    accounted = sum(number for _, number in dataset.ledger)
-    if accounted != counts["files"]:
-        add(f"counts {counts['files']} files, but {accounted} are accounted for")
-    if counts["examples"] != dataset.num_examples:
-        add(f"counts {counts['examples']} examples, but its splits hold {dataset.num_examples}")
 
 
 def _check_shard(

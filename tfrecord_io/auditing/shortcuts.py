@@ -5,7 +5,6 @@ For those who must know whether a network could learn these instead of the disea
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ import pyarrow.compute as pc
 
 from tfrecord_io.auditing.findings import (
     MAX_LISTED,
-    Check,
     Examined,
     Finding,
     good,
@@ -25,18 +23,14 @@ from tfrecord_io.auditing.findings import (
     problem,
     warning,
 )
-from tfrecord_io.format import shapes
 from tfrecord_io.format.examples import SITE, encode
 from tfrecord_io.format.groups import Groups
-from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
 
 _NUM_FOLDS = 5
 _MAX_CATEGORIES = 30
 _BRIGHTNESS_BINS = 8
 _NUM_RESAMPLES = 200
-
-_MAX_CLASSES = 24  # of a chart
 
 _ON_SIDE_FACTS = (
     "Facts about an image other than what it shows, such as its original size or its JPEG "
@@ -53,7 +47,6 @@ _CATEGORIES: Mapping[str, tuple[Sequence[str], str]] = {
     "original size": (("width", "height"), "×"),
     "file format and mode": (("file_format", "mode"), ", "),
     "JPEG quantization": (("quantization",), ""),
-    "padded share": (("padding",), ""),
     SITE: ((SITE,), ""),
 }
 
@@ -101,7 +94,6 @@ class Shortcuts:
 
 def check_shortcuts(examined: Examined) -> Iterator[Finding]:
     """Yields how well facts about the files, without their pixels, predict the class or a label."""
-    examples = shapes.with_padding(examined.dataset, examined.examples)
     # Of classes, all at once; else of each label whether an image has it.
     tasks = [(examined.kind.noun, examined.labels, examined.label)]
     if not examined.kind.one_hot:
@@ -113,7 +105,7 @@ def check_shortcuts(examined: Examined) -> Iterator[Finding]:
     measured = [
         (result, what, names)
         for what, names, codes in tasks
-        if (result := measure(examples, codes, examined.joined)) is not None
+        if (result := measure(examined.examples, codes, examined.joined)) is not None
     ]
     if not measured:
         return
@@ -210,7 +202,7 @@ def measure(examples: pa.Table, label_codes: np.ndarray, joined: Groups) -> Shor
 
 
 def _facts_of_files(examples: pa.Table) -> Facts:
-    """Returns the facts whose columns an examples table has, and `padding`, a share in percent."""
+    """Returns the facts whose columns an examples table has."""
     there = set(examples.column_names)
     facts: Facts = {}
     for name, (columns, separator) in _CATEGORIES.items():
@@ -285,8 +277,8 @@ def _interval(
     return float(low), float(high)
 
 
-def section(dataset: Manifest, measures: Mapping[str, Any], examples: pa.Table) -> page.Section:
-    """Returns how well facts about the files predict the class, and how bright each class is."""
+def section(measures: Mapping[str, Any]) -> page.Section:
+    """Returns how well facts about the files predict the class, as a part of the dataset's page."""
     charts = []
     if measured := measures.get("shortcuts"):
         signals = sorted(measured["by_signal"].items(), key=lambda item: -item[1])
@@ -294,35 +286,5 @@ def section(dataset: Manifest, measures: Mapping[str, Any], examples: pa.Table) 
         title = "How often facts about the file alone predict the right class"
         bars = [(name, value, f"{100 * value:.0f} %") for name, value in shown]
         charts.append(page.Bars(title, bars))
-    brightness, labels = examples["brightness"].to_numpy(), examples["label"].to_pylist()
-    has = dataset.label_kind.has(labels, dataset.label_names)[:, :_MAX_CLASSES]
-    bars = []
-    for name, chosen in zip(dataset.label_names, has.T, strict=False):
-        if chosen.any():
-            median = float(np.median(brightness[chosen]))
-            bars.append((name, median, f"{median:.0f}"))
-    if bars:
-        charts.append(page.Bars("Median brightness, 0 black to 255 white", bars))
     blocks = [_ON_SIDE_FACTS, page.Box(charts, "grid")]
     return page.Section("side-facts", "Facts about the files", blocks)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the limit of this check to the flags of the audit."""
-    parser.add_argument(
-        "--max_shortcut_gain",
-        type=float,
-        metavar="X",
-        help="exit with 1 if facts about the files predict the class better than guessing by more",
-    )
-
-
-def violations(args: argparse.Namespace, measures: Mapping[str, Any]) -> list[str]:
-    """Returns that the limit is exceeded, or nothing."""
-    limit, measured = args.max_shortcut_gain, measures.get("shortcuts")
-    gain = round(measured["accuracy"] - measured["chance"], 4) if measured else 0
-    is_exceeded = limit is not None and gain > limit
-    return [f"--max_shortcut_gain {limit}: found {gain:,}"] if is_exceeded else []
-
-
-CHECK = Check(check_shortcuts, add_arguments, violations, section)

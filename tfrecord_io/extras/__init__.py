@@ -1,1 +1,0 @@
-"""Optional features, a module each; the commands call them."""
