@@ -1,5 +1,5 @@
 """The build job, which turns image collections into TFRecords."""
 
-from tfrecord_io.terminal.command import require
+from tfrecord_io.terminal.flags import require
 
-require("build")
+require("build", "apache_beam", "deflate", "jinja2", "PIL", "psutil", "tqdm")

@@ -72,5 +72,5 @@ def test_a_command_names_the_extra_that_it_lacks(installed, tmp_path, command, e
     words = (installed / "scan-tfrecords", *command)
     done = subprocess.run(words, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert done.returncode == 2
-    assert f"scan-tfrecords[{extra}]" in done.stderr
+    assert f"pip install '.[{extra}]' in the clone" in done.stderr
     assert "Traceback" not in done.stderr

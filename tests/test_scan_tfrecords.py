@@ -75,7 +75,7 @@ def light(tmp_path_factory):
 def test_a_command_whose_packages_are_missing_names_their_extra(light, words, extra):
     done = light(*words)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert f"pip install 'scan-tfrecords[{extra}]'" in done.stderr
+    assert f"pip install '.[{extra}]' in the clone" in done.stderr
 
 
 def test_the_light_install_reads_and_verifies_a_dataset(light, source_tree, tmp_path):

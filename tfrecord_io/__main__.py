@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from tfrecord_io.auditing import verify
-from tfrecord_io.terminal.command import require
+from tfrecord_io.terminal.flags import require
 
 _USAGE = "usage: python -m tfrecord_io {verify,audit} OUT; each has its own --help"
 
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "verify":
         return verify.COMMAND(arguments)
     if name == "audit":
-        require("audit")
+        require("build", "PIL", "markupsafe")
         from tfrecord_io.auditing import audit
 
         return audit.COMMAND(arguments)

@@ -1,5 +1,5 @@
 """The trainer: its commands, and the packages that they share."""
 
-from tfrecord_io.terminal.command import require
+from tfrecord_io.terminal.flags import require
 
-require("train")
+require("train", "jinja2", "keras", "matplotlib", "PIL", "scipy", "sklearn", "tqdm")

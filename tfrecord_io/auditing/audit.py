@@ -38,7 +38,6 @@ from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import local_path
-from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import counted, listed, many, printable
 
@@ -223,7 +222,7 @@ def _violations(args: argparse.Namespace, measures: Mapping[str, Any]) -> Iterat
         yield f"--max_shortcut_gain {limit}: found {gain:,}"
 
 
-COMMAND = Command(
+COMMAND = flags.Command(
     name="audit",
     purpose="look for leaks, copies, contradictions and shortcuts",
     add_arguments=add_arguments,

@@ -27,7 +27,6 @@ from tfrecord_io.format.manifest import (
 )
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.printing import printable
 
 # Number of records read at once, a few megabytes.
@@ -163,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(
+COMMAND = flags.Command(
     name="verify",
     purpose="recount and re-hash everything",
     add_arguments=flags.add_dataset,

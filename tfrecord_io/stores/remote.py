@@ -412,6 +412,6 @@ def _reason(error: Exception) -> str:
     if "169.254.169.254" in text:
         text = (
             "no credentials were found, and this machine has no role in the cloud (the files of "
-            f"the AWS tools need pip install 'scan-tfrecords[aws]'): {text}"
+            f"the AWS tools need pip install '.[aws]' in the clone): {text}"
         )
     return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""Options of a command, each declared once as a field of a frozen dataclass; argparse reads them.
+"""Commands, and their options, each declared once as a field of a frozen dataclass for argparse.
 
 >>> @dataclasses.dataclass(frozen=True, kw_only=True)
 ... class Options:
@@ -17,16 +17,18 @@ import csv
 import dataclasses
 import difflib
 import functools
+import importlib.util
 import operator
 import sys
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from tfrecord_io.terminal.address import Address, local_path
-from tfrecord_io.terminal.errors import UserError
+from tfrecord_io.terminal.errors import MessageError, UserError
+from tfrecord_io.terminal.printing import until_closed
 
 _Options = TypeVar("_Options")
 
@@ -64,13 +66,60 @@ def flag(default: Any, help_text: str, **rules: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help_text, **rules})
 
 
-class _StoreOnce(argparse.Action):
-    """Stores a value; refuses another value of the same flag instead of forgetting the first."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command; calling it parses its arguments, runs it and returns its exit code.
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        if (before := getattr(namespace, self.dest, values)) != values:
-            parser.error(f"{option_string} is given twice, as {before} and {values}; give it once")
-        setattr(namespace, self.dest, values)
+    Attributes:
+        name: as `scan-tfrecords` has it.
+        purpose: what it does, in a sentence for --help.
+        add_arguments: adds its flags to a parser.
+        run: does the work with the flags, and returns the exit code; None is 0.
+        usage: how to call it, after its name.
+        epilog: the last paragraph of --help.
+        codes: exit codes of errors, by their class, that are not `MessageError.exit_code`.
+    """
+
+    name: str
+    purpose: str
+    add_arguments: Callable[[argparse.ArgumentParser], object]
+    run: Callable[[argparse.Namespace], int | None]
+    usage: str = "[flags]"
+    epilog: str | None = None
+    codes: Mapping[type[Exception], int] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Runs the command; `argv` has no name of a program, and is by default the process's.
+
+        Returns:
+            that of `run`; after an error 2 for wrong usage and unsuitable input, else 1.
+        """
+        program = command(self.name)
+        usage = f"{program} {self.usage}"
+        parser = Parser(prog=program, usage=usage, description=self.purpose, epilog=self.epilog)
+        self.add_arguments(parser)
+        try:
+            arguments = parser.parse_args(argv)
+            with until_closed():
+                return self.run(arguments) or 0
+            return 1  # the reader of the output, such as `head`, closed it early
+        except (MessageError, OSError) as error:
+            own = (code for kind, code in self.codes.items() if isinstance(error, kind))
+            code = next(own, error.exit_code if isinstance(error, MessageError) else 1)
+            # A run that was asked to stop ends as a process that the signal ended.
+            print(f"{'error: ' * (code < 128)}{error}", file=sys.stderr)
+            return code
+
+
+def require(extra: str, *modules: str) -> None:
+    """Ends the process with 2 and a line, if one of the modules of an extra is missing.
+
+    A package calls it before its modules import them, so that no traceback says it.
+    """
+    if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
+        advice = f"run pip install '.[{extra}]' in the clone of this project"
+        print(f"error: {', '.join(missing)} not installed; {advice}", file=sys.stderr)
+        sys.exit(2)
 
 
 class Parser(argparse.ArgumentParser):
@@ -127,7 +176,7 @@ def add_flags(parser: argparse.ArgumentParser, heading: str, *groups: type) -> N
         else:
             choices = ",".join(map(str, rules.get("choices", ())))
             metavar = f"{{{choices}}}" if choices else _METAVARS.get(kind, "VALUE")
-            settings |= {"action": _StoreOnce, "metavar": rules.get("metavar", metavar)}
+            settings["metavar"] = rules.get("metavar", metavar)
         names = filter(None, (rules.get("alias"), field.name))
         section.add_argument(*(f"--{name}" for name in names), **settings)
 

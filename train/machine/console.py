@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.errors import UserError
+from tfrecord_io.terminal.flags import Command
 
 #: What is done before Ctrl-C or SIGTERM ends the process, the last one first.
 cleanups: list[Callable[[], object]] = []
@@ -117,7 +117,7 @@ def check_backend(backend: str) -> None:
         extra = "train" if backend == "tensorflow" else "jax"
         raise UserError(
             f"{backend}, on which Keras is to run, is not installed; run pip install "
-            f"'scan-tfrecords[{extra}]', or name another backend with KERAS_BACKEND"
+            f"'.[{extra}]' in the clone of this project, or name another with KERAS_BACKEND"
         )
 
 

@@ -1,14 +1,26 @@
-"""Options that are declared once, with their flags, defaults and checks."""
+"""Options that are declared once, with their flags, defaults and checks; and commands."""
 
 import dataclasses
+import functools
 import math
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.flags import Parser, add_flags, check, command, flag, from_flags, given
+from tfrecord_io.terminal.errors import MessageError, StoreError, UserError
+from tfrecord_io.terminal.flags import (
+    Command,
+    Parser,
+    add_flags,
+    check,
+    command,
+    flag,
+    from_flags,
+    given,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +54,6 @@ def read(*words):
         (["--optim=adam"], "--optim; did you mean --optimizer?"),
         (["--colour"], "--colour"),
         (["--rate"], "--rate"),
-        (["--rate=1", "--rate", "2"], "--rate is given twice, as 1 and 2"),
         (["--rnu=x"], "--rnu; did you mean --run?"),
         ([], "--run"),
     ],
@@ -111,3 +122,43 @@ def test_values_from_elsewhere_are_checked_as_flags_are():
 def test_advice_names_commands_as_the_user_calls_them(program, train, verify, monkeypatch):
     monkeypatch.setattr("sys.argv", [program])
     assert (command("train"), command("verify")) == (train, verify)
+
+
+# ---- commands
+
+
+def ended(run, **settings):
+    nothing = {"name": "try", "purpose": "", "add_arguments": lambda parser: None}
+    return Command(run=run, **nothing, **settings)([])
+
+
+def failing(error):
+    def run(arguments):
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "codes", "code"),
+    [
+        (UserError("wrong"), {}, 2),
+        (StoreError("wrong"), {}, 1),
+        (OSError("wrong"), {}, 1),
+        (StoreError("wrong"), {MessageError: 3}, 3),
+    ],
+)
+def test_an_error_for_users_is_a_line_and_an_exit_code(error, codes, code, capsys):
+    assert ended(failing(error), codes=codes) == code
+    assert capsys.readouterr() == ("", "error: wrong\n")
+    with pytest.raises(KeyError):  # another error keeps its traceback
+        ended(failing(KeyError("a fault of the program")))
+
+
+def test_nobody_who_reads_the_output_is_no_traceback(monkeypatch, capfd):
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as closed:  # noqa: PTH123 - not a path
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert ended(functools.partial(print, "x" * 100_000)) == 1
+    assert capfd.readouterr() == ("", "")
