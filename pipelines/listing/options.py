@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.sources.npz import NpzSource
+from pipelines.sources.npz import NpzFile
 from tfrecord_io.format import kinds
 from tfrecord_io.format.examples import SITE
 from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
@@ -127,7 +127,7 @@ class ListingOptions:
         metavar="A,B,...",
     )
     #: The source, if the table of labels is in its arrays; `labels` goes before it.
-    rows: NpzSource | None = None
+    rows: NpzFile | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -85,7 +85,7 @@ def read_table(options: ListingOptions) -> LabelTable | None:
     if file:
         columns = read_columns(file, "--labels")
     elif arrays:
-        columns = {name: _plain(name, cells) for name, cells in arrays.columns(notes).items()}
+        columns = {name: _plain(name, cells) for name, cells in arrays.columns().items()}
     else:
         return None
     name = file.name if file else arrays.path.name if arrays else ""

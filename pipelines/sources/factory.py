@@ -16,7 +16,7 @@ from pipelines import errors
 from pipelines.sources import kaggle, synthetic
 from pipelines.sources.archive import open_archive
 from pipelines.sources.directory import DirectorySource, RemoteDirectorySource
-from pipelines.sources.npz import NpzSource
+from pipelines.sources.npz import NpzFile
 from pipelines.sources.source import Source
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.address import Address, is_remote
@@ -73,8 +73,8 @@ class SourceOptions:
     )
 
     @functools.cached_property
-    def arrays(self) -> NpzSource | None:
-        """The source, if its images are arrays in a file that holds their labels, too.
+    def arrays(self) -> NpzFile | None:
+        """The file, if the images are arrays in one that holds their labels, too.
 
         Raises:
             errors.UserError: if the file is not on a disk of this machine.
@@ -86,7 +86,7 @@ class SourceOptions:
             raise errors.UserError(
                 f"--source npz reads local files; copy {address} to a disk of this machine"
             )
-        return NpzSource(_local_input(self, is_folder=False))
+        return NpzFile(_local_input(self, is_folder=False))
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -136,7 +136,7 @@ def _source_of(address: str | None) -> str:
 def open_source(options: SourceOptions, workers: Workers, seed: int, output: Folder) -> Source:
     """Returns the source that the user chose, ready for random reads.
 
-    `seed` is that of synthetic images. Arrays are unpacked into the output, if that is a local
+    `seed` is that of synthetic images. Arrays are packed into the output, if that is a local
     folder.
 
     Raises:
@@ -162,7 +162,8 @@ def open_source(options: SourceOptions, workers: Workers, seed: int, output: Fol
             synthetic.write_tree(folder, num, seed, drawn.update)
         return DirectorySource(folder, kind="synthetic")
     if arrays := options.arrays:
-        return arrays.unpacked(downloads if output.remote else Path(output.path(BUILD_DIR)))
+        folder = downloads if output.remote else Path(output.path(BUILD_DIR))
+        return open_archive(arrays.packed(folder), kind="npz", name=arrays.path.name)
     if address is not None and is_remote(address):
         is_archive = options.source == "archive"
         return open_archive(address) if is_archive else RemoteDirectorySource(address)

@@ -1,8 +1,8 @@
 """Images in arrays of a .npz file, such as `train_images` beside `train_labels` of MedMNIST.
 
-The arrays of images are unpacked once, because a compressed file can be read only from its start.
-A worker maps them into memory, and reads an image as a file of the format PGM or PPM, which holds
-the same numbers. The listing reads the other arrays as it reads a table of `--labels`.
+The images are written once into a zip, as files of the format PGM or PPM, which hold the same
+numbers; a compressed array can be read only from its start. The listing reads the other arrays as
+it reads a table of `--labels`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import dataclasses
 import functools
 import math
 import re
-import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -24,7 +23,7 @@ import pyarrow as pa
 from numpy.lib import format as npy
 
 from pipelines import errors
-from pipelines.sources.source import MAX_FILE_BYTES, Member, Reader, Source
+from pipelines.sources.source import MAX_FILE_BYTES
 from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.stores.files import atomic_write
 
@@ -42,91 +41,69 @@ class _Array(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class NpzSource(Source):
-    """Images in a .npz file; the name of one is `train_images#17`.
+class NpzFile:
+    """A .npz file with images and labels; the name of an image is `train_images#17`.
+
+    Its methods raise `errors.UserError` if the file is damaged, or its arrays are others.
 
     Attributes:
         path: the file.
-        scratch_dir: local folder for the unpacked arrays; None before `unpacked`.
     """
 
     path: Path
-    scratch_dir: Path | None = None
 
-    def unpacked(self, scratch_dir: Path) -> NpzSource:
-        """Returns the source with its arrays of images in a local folder."""
-        for name, array in self._images.items():
-            target = self._file(scratch_dir, name, array)
-            if not target.exists():
-                scratch_dir.mkdir(0o700, parents=True, exist_ok=True)
-                with (
-                    self.clear_errors(),
-                    zipfile.ZipFile(self.path) as archive,
-                    archive.open(f"{name}.npy") as packed,
-                    errors.clear_write_errors(f"{target}, an array of {self.path.name}"),
-                    atomic_write(target) as file,
-                ):
-                    shutil.copyfileobj(packed, file, 1 << 20)
-        return dataclasses.replace(self, scratch_dir=scratch_dir)
+    def packed(self, folder: Path) -> Path:
+        """Returns a zip of all images in a local folder; it is written if it is not there."""
+        crcs = "-".join(f"{array.crc:08x}" for array in self._images.values())
+        target = folder / f"{self.path.name}.{crcs}.zip"
+        if target.exists():
+            return target
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        with (
+            self._clear_errors(),
+            zipfile.ZipFile(self.path) as arrays,
+            errors.clear_write_errors(f"{target}, the images of {self.path.name}"),
+            atomic_write(target) as file,
+            zipfile.ZipFile(file, "w") as pictures,
+        ):
+            for name, (shape, dtype, _) in self._images.items():
+                kind = 6 if shape[3:] == (3,) else 5
+                header = b"P%d %d %d %d\n" % (kind, shape[2], shape[1], np.iinfo(dtype).max)
+                with arrays.open(f"{name}.npy") as rows:
+                    _read_header(rows)
+                    for row in range(shape[0]):
+                        pixels = np.frombuffer(
+                            rows.read(math.prod(shape[1:]) * dtype.itemsize), dtype
+                        )
+                        big_endian = pixels.astype(dtype.newbyteorder(">")).tobytes()
+                        pictures.writestr(f"{name}#{row}", header + big_endian)
+                    rows.read(1)  # at its end, the checksum is compared
+        return target
 
-    def members(self) -> Iterator[Member]:
-        for name, array in self._images.items():
-            size = array.row_length * array.dtype.itemsize
-            for row in range(array.shape[0]):
-                yield Member(f"{name}#{row}", size, row, size, array.crc)
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[_NpzReader]:
-        scratch_dir = self.scratch_dir or self.path.parent
-        with self.clear_errors(), contextlib.ExitStack() as stack:
-            arrays = {}
-            for name, array in self._images.items():
-                path = self._file(scratch_dir, name, array)
-                arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
-            stack.pop_all()
-        yield _NpzReader(arrays)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "npz", "name": self.path.name}
-
-    def _file(self, folder: Path, name: str, array: _Array) -> Path:
-        return folder / f"{self.path.name}.{name}.{array.crc:08x}.npy"
-
-    def columns(self, notes: list[str]) -> dict[str, pa.ChunkedArray]:
-        """Returns `path`, the name of each row's image, and all that is known of it, by name.
-
-        `notes` takes what the user should know. Raises `errors.UserError` if it cannot be read.
-        """
-        parts, unread = [], self._arrays.keys() - self._images.keys()
-        with self.clear_errors(), np.load(self.path, allow_pickle=False) as arrays:
-            for name, image in self._images.items():
-                num_rows = image.shape[0]
-                cells: dict[str, Any] = {"path": [f"{name}#{row}" for row in range(num_rows)]}
-                start = name.removesuffix("images")
-                match = re.search(SPLIT_NAME, name.lower())
-                if split := match[1] if match else start.strip("_"):
-                    cells["split"] = [split] * num_rows
-                for other in [other for other in self._arrays if other.startswith(start)]:
-                    column, width = other.removeprefix(start), self._arrays[other].row_length
-                    if column == "labels" and width > 1:
-                        cells |= dict(zip(_names(width), arrays[other].T, strict=True))
-                    elif width == 1:
+    def columns(self) -> dict[str, pa.ChunkedArray]:
+        """Returns `path`, the name of each row's image, and all that is known of it, by name."""
+        tables = []
+        with self._clear_errors(), np.load(self.path, allow_pickle=False) as arrays:
+            for name, (shape, _, _) in self._images.items():
+                cells: dict[str, Any] = {"path": [f"{name}#{row}" for row in range(shape[0])]}
+                start, known = name.removesuffix("images"), re.search(SPLIT_NAME, name.lower())
+                if split := known[1] if known else start.strip("_"):
+                    cells["split"] = [split] * shape[0]
+                for other, array in self._arrays.items():
+                    column = other.removeprefix(start)
+                    if other.startswith(start) and array.row_length == 1:
                         cells["label" if column == "labels" else column] = arrays[other].ravel()
-                    else:
-                        continue
-                    unread.discard(other)
-                parts.append(pa.table(cells))
-            table = pa.concat_tables(parts, promote_options="permissive")
-        if unread:
-            notes.append(f"not read: the arrays {', '.join(sorted(unread))} of {self.path.name}")
+                    elif other == f"{start}labels":
+                        cells |= dict(zip(self.label_columns, arrays[other].T, strict=True))
+                tables.append(pa.table(cells))
+            table = pa.concat_tables(tables, promote_options="permissive")
         return dict(zip(table.column_names, table.columns, strict=True))
 
     @property
     def label_columns(self) -> tuple[str, ...]:
         """The columns of 0 and 1 that hold the labels, if there are several."""
-        labels = (array for name, array in self._arrays.items() if name.endswith("labels"))
-        width = max((array.row_length for array in labels), default=1)
-        return _names(width) if width > 1 else ()
+        widths = [a.row_length for name, a in self._arrays.items() if name.endswith("labels")]
+        return tuple(map(str, range(max(widths)))) if max(widths, default=1) > 1 else ()
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -137,33 +114,30 @@ class NpzSource(Source):
     @functools.cached_property
     def _arrays(self) -> dict[str, _Array]:
         found = {}
-        with self.clear_errors(), zipfile.ZipFile(self.path) as archive:
+        with self._clear_errors(), zipfile.ZipFile(self.path) as archive:
             for info in archive.infolist():
-                name = info.filename.removesuffix(".npy")
                 with archive.open(info) as file:
-                    shape, dtype = _read_header(file)
+                    shape, is_fortran, dtype = _read_header(file)
                     held, said = info.file_size - file.tell(), math.prod(shape) * dtype.itemsize
                 # Pickled objects, of another length, are refused when they are loaded.
-                if held != said and not dtype.hasobject:
-                    raise ValueError(f"{name} holds {held:,} bytes, but its header says {said:,}")
-                found[name] = _Array(shape, dtype, info.CRC)
+                if (is_fortran and len(shape) > 2) or (held != said and not dtype.hasobject):
+                    raise ValueError(
+                        f"{info.filename} holds {held:,} bytes; expected {said:,} in C order"
+                    )
+                found[info.filename.removesuffix(".npy")] = _Array(shape, dtype, info.CRC)
         return found
 
     @functools.cached_property
     def _images(self) -> dict[str, _Array]:
-        """The arrays of images; raises `errors.UserError` if there are none."""
         images = {name: array for name, array in self._arrays.items() if name.endswith("images")}
-        for name, (shape, dtype, _) in images.items():
-            is_picture = len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
-            num_bytes = math.prod(shape[1:]) * dtype.itemsize
-            if (
-                not is_picture
-                or dtype.str[1:] not in ("u1", "u2")
-                or not (0 < num_bytes <= MAX_FILE_BYTES)
-            ):
+        for name, array in images.items():
+            is_picture = len(array.shape) == 3 or array.shape[3:] in ((1,), (3,))
+            size = array.row_length * array.dtype.itemsize
+            is_small = 0 < size <= MAX_FILE_BYTES
+            if not (is_picture and is_small and array.dtype.str[1:] in ("u1", "u2")):
                 raise errors.UserError(
-                    f"--input {self.path}: {name} is {dtype} {list(shape)}; expected uint8 or "
-                    "uint16 [images, height, width], with [..., 3] for RGB, of 1 to "
+                    f"--input {self.path}: {name} is {array.dtype} {list(array.shape)}; expected "
+                    "uint8 or uint16 [images, height, width], with [..., 3] for RGB, of 1 to "
                     f"{MAX_FILE_BYTES:,} bytes an image"
                 )
         if not images:
@@ -174,8 +148,7 @@ class NpzSource(Source):
         return images
 
     @contextlib.contextmanager
-    def clear_errors(self) -> Iterator[None]:
-        """Turns the errors of a damaged or missing file into those of a build."""
+    def _clear_errors(self) -> Iterator[None]:
         try:
             with errors.clear_read_errors(str(self.path)):
                 yield
@@ -186,30 +159,8 @@ class NpzSource(Source):
             ) from None
 
 
-@dataclasses.dataclass(frozen=True)
-class _NpzReader(Reader):
-    arrays: Mapping[str, np.ndarray]
-
-    def read(self, member: Member) -> bytes:
-        name, _, row = member.name.rpartition("#")
-        array = self.arrays[name]
-        image = array[int(row)]
-        kind = 6 if image.shape[2:] == (3,) else 5
-        header = b"P%d %d %d %d\n" % (kind, *image.shape[1::-1], np.iinfo(array.dtype).max)
-        return header + image.astype(array.dtype.newbyteorder(">")).tobytes()
-
-
-def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Reads the header of a .npy file, which the rows follow."""
     npy.read_magic(file)
     # Version 2 is for headers above 64 kB, which no array of numbers has.
-    shape, is_fortran, dtype = npy.read_array_header_1_0(file)
-    if is_fortran and len(shape) > 2:
-        raise ValueError("an array is stored in Fortran's order; store it in C's")
-    if len(shape) < 3 and math.prod(shape) * dtype.itemsize > MAX_FILE_BYTES:
-        raise ValueError(f"an array of {list(shape)} is too large for labels")
-    return shape, dtype
-
-
-def _names(num_labels: int) -> tuple[str, ...]:
-    return tuple(map(str, range(num_labels)))
+    return npy.read_array_header_1_0(file)

@@ -1,6 +1,5 @@
 """Images in the arrays of a .npz file."""
 
-import tracemalloc
 import zipfile
 
 import numpy as np
@@ -89,7 +88,7 @@ IMAGES = np.zeros((4, 8, 8), np.uint8)
         ({"images": IMAGES.reshape(1, 4, 8, 8)}, "images is uint8 [1, 4, 8, 8]; expected"),
         ({"images": IMAGES, "labels": [0] * 3}, "expected length 4 but got length 3"),
         ({"images": IMAGES, "labels": np.array([None] * 4)}, "Object arrays cannot be loaded"),
-        ({"images": IMAGES.T, "labels": [0] * 8}, "Fortran"),
+        ({"images": IMAGES.T, "labels": [0] * 8}, "in C order"),
     ],
 )
 def test_arrays_that_are_no_labelled_images_are_refused(tmp_path, capsys, arrays, message):
@@ -115,47 +114,29 @@ def test_a_damaged_missing_or_remote_file_is_refused(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def write_members(path, **members):
-    """Writes a .npz with arrays of a shape and dtype that are claimed, and bytes that are there."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, (shape, dtype, num_bytes) in members.items():
-            header = {"shape": shape, "fortran_order": False, "descr": dtype}
-            with archive.open(f"{name}.npy", "w") as file:
-                npy.write_array_header_1_0(file, header)
-                for start in range(0, num_bytes, 1 << 20):
-                    file.write(bytes(min(1 << 20, num_bytes - start)))
-
-
 @pytest.mark.parametrize(
-    ("members", "message"),
+    ("shape", "message"),
     [
-        ({"images": ((10**9, 28, 28), "|u1", 100), "labels": ((10**9,), "|u1", 100)},
-         "images holds 100 bytes, but its header says 784,000,000,000"),
-        ({"images": ((4, 8, 8), "|u1", 256), "labels": ((10**9,), "<i8", 32)}, "too large"),
-        ({"images": ((10**9, 0, 28), "|u1", 0), "labels": ((4,), "|u1", 4)}, "of 1 to 1,000,000"),
-        ({"images": ((1, 1001, 1000), "|u1", 1_001_000), "labels": ((1,), "|u1", 1)},
-         "of 1 to 1,000,000 bytes an image"),
-        ({"images": ((4, 8, 8), "|u1", 256), "labels": ((4,), "<U4194304", 1 << 26)}, "too large"),
-        ({"images": ((4, 8, 8), "|u1", 256), "labels": ((4,), "|V0", 0)}, "could not be read"),
+        ((10**9, 28, 28), "holds 256 bytes; expected 784,000,000,000"),
+        ((1, 16, 16), "of 1 to 200 bytes an image"),
+        ((10**9, 0, 28), "holds 256 bytes; expected 0"),
     ],
-)  # fmt: skip
-def test_what_would_take_all_memory_or_disk_is_refused_before_it_is_read(
-    tmp_path, capsys, members, message, monkeypatch
+)
+def test_images_of_another_size_than_their_header_says_or_too_large_are_refused(
+    tmp_path, capsys, monkeypatch, shape, message
 ):
-    monkeypatch.setattr(npz, "MAX_FILE_BYTES", 10**6)
-    write_members(tmp_path / "a.npz", **members)
-    assert (tmp_path / "a.npz").stat().st_size < 1_000_000
-    tracemalloc.start()
-    try:
-        assert build_rows(tmp_path / "a.npz", tmp_path / "out") == 2
-        assert tracemalloc.get_traced_memory()[1] < 40e6
-    finally:
-        tracemalloc.stop()
+    monkeypatch.setattr(npz, "MAX_FILE_BYTES", 200)
+    header = {"shape": shape, "fortran_order": False, "descr": "|u1"}
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        with archive.open("images.npy", "w") as file:
+            npy.write_array_header_1_0(file, header)
+            file.write(bytes(256))
+    assert build_rows(tmp_path / "a.npz", tmp_path / "out") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_changed_file_is_unpacked_again_and_the_same_one_gives_the_same_bytes(tmp_path, capsys):
+def test_a_changed_file_is_packed_again_and_the_same_one_gives_the_same_bytes(tmp_path, capsys):
     write_npz(tmp_path / "a.npz", np.arange(30) % 2)
     assert build_rows(tmp_path / "a.npz", tmp_path / "one") == 0
     (tmp_path / "a.npz").touch()
