@@ -94,9 +94,6 @@ def build(argv: Sequence[str]) -> None:
 
 def print_preview(options: BuildOptions) -> None:
     """Lists the images, plans the shards, and says what a build would make."""
-    if first := preview.done_first(options.source):
-        print(f"the build would first {first}; nothing was written or downloaded")
-        return
     files = read_small_files(options)
     with tempfile.TemporaryDirectory(prefix="scan-tfrecords-") as scratch:
         source = open_source(options.source, "here", options.plan.seed, Folder(scratch))

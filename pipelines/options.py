@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from pipelines import errors
 from pipelines.extras import codes, exclude, preview, rename
@@ -116,18 +115,11 @@ class BuildOptions:
                 f"--output {output} is inside --input {folder}: the next build would list the "
                 "dataset as a class; choose an --output outside --input"
             )
-        if "=" in str(self.listing.labels or "") and not Path(str(self.listing.labels)).exists():
-            raise ValueError(
-                f"--labels {self.listing.labels} is no table of the images' labels, which --labels "
-                "names here; a label of a Dataflow job is --label NAME=VALUE"
-            )
         if self.pixels.fit != "pad" and self.pixels.min_fill != Preprocessing.min_fill:
             raise ValueError("--min_fill is for --fit pad")
-        is_here = source.input is not None and not is_remote(output)
-        if is_here and source.download_dir != SourceOptions.download_dir:
+        if self.preview.preview and source.input is None:
             raise ValueError(
-                "--download_dir is for what is downloaded or drawn, or unpacked for an --output in "
-                "a bucket; leave it out"
+                "--preview lists an --input; without one, the build first downloads or draws images"
             )
 
     @property

@@ -8,9 +8,7 @@ from collections.abc import Sized
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.sources.factory import SourceOptions
 from tfrecord_io.format.manifest import Manifest
-from tfrecord_io.terminal.address import is_remote
 from tfrecord_io.terminal.flags import flag
 from tfrecord_io.terminal.printing import counted, printable
 
@@ -20,19 +18,6 @@ class Options:
     """Whether to build at all."""
 
     preview: bool = flag(False, "say what would be made, and write nothing")
-
-
-def done_first(options: SourceOptions) -> str | None:
-    """Returns what a build does before it can list the images; None if they are on this machine."""
-    folder, dataset = options.download_dir, options.kaggle_dataset
-    archive = folder / f"{dataset.partition('/')[2]}.zip"
-    if is_remote(options.input or ""):
-        return f"list {options.input}, and then read it over the network"
-    if options.source == "kaggle" and not archive.exists():
-        return f"download {dataset} from Kaggle to {archive} (11 GB by default)"
-    if options.source == "synthetic":
-        return f"draw images in {folder}, unless they are there"
-    return None
 
 
 def print_plan(draft: Manifest, refs: pa.Table, tasks: Sized, output: str) -> None:

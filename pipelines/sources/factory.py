@@ -93,25 +93,13 @@ class SourceOptions:
             object.__setattr__(self, "source", _source_of(self.input))  # the dataclass is frozen
         check(self)
         needed = _INPUTS[self.source]
-        if needed and not self.input:
+        if needed and not (self.input or "").strip():
             raise ValueError(f"--source {self.source} needs --input, {needed}")
-        if self.input is not None and not self.input.strip():
-            raise ValueError("--input is empty; expected a folder, an archive or a URL")
-        if needed is None and self.input:
-            raise ValueError(
-                f"--source {self.source} takes no --input; use --source "
-                + ("directory" if Path(self.input).is_dir() else "archive")
-                + " to build your own images"
-            )
+        if not needed and self.input:
+            raise ValueError(f"--source {self.source} takes no --input; leave one of them out")
         for name, source in _ONLY_FOR.items():
             if source != self.source and getattr(self, name) != getattr(SourceOptions, name):
                 raise ValueError(f"--{name} is for --source {source}; received {self.source}")
-        if competition := re.search(r"(?:^|/)(?:c|competitions)/([^/?]+)", self.kaggle_dataset):
-            raise ValueError(
-                f"--kaggle_dataset {self.kaggle_dataset} is a competition, whose rules you accept "
-                f"on its page; run kaggle competitions download {competition[1]}, and give the "
-                "file that it writes as --input"
-            )
         slug = r"[A-Za-z0-9][A-Za-z0-9_-]*"
         if not re.fullmatch(f"{slug}/{slug}", self.kaggle_dataset):
             raise ValueError(
@@ -122,15 +110,12 @@ class SourceOptions:
 
 def _source_of(address: str | None) -> str:
     """Returns the source that reads an input."""
-    if not address:
+    if address is None:
         return "kaggle"
     if address.lower().endswith(".npz"):
         return "npz"
-    if is_remote(address):
-        return "archive" if address.lower().endswith(_ARCHIVES) else "directory"
-    path = Path(address)
-    is_file = path.is_file() or (not path.exists() and path.suffix.lower() in _ARCHIVES)
-    return "archive" if is_file else "directory"
+    is_archive = address.lower().endswith(_ARCHIVES) and not Path(address).is_dir()
+    return "archive" if is_archive or Path(address).is_file() else "directory"
 
 
 def open_source(options: SourceOptions, workers: Workers, seed: int, output: Folder) -> Source:

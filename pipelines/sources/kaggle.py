@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from tqdm.utils import CallbackIOWrapper
 
 from pipelines import errors
 from pipelines.sources.archive import open_zip
 from tfrecord_io.decoding.rejects import is_of_content
 from tfrecord_io.stores import file_lock
-from tfrecord_io.stores.files import read_json, sync_folder, write_json
-from tfrecord_io.terminal import printing
+from tfrecord_io.stores.files import sync_folder
 
 DEFAULT_DATASET = "paultimothymooney/kermany2018"
 
@@ -40,44 +38,36 @@ To try the build without an account, run with --source synthetic, which needs no
 def download_archive(dataset: str, download_dir: Path) -> Path:
     """Downloads what is missing of a dataset's zip archive, checks it and returns its path.
 
-    The archive is `download_dir/NAME.zip`. A file of this name is returned at once, without network
-    or credentials: it was checked before it got the name, or the user put it there. If another
-    process is downloading it, an error names that process at once: waiting could take hours.
+    The archive is `download_dir/OWNER/NAME.zip`. A file of this name was checked before it got the
+    name, and is returned at once, without network or credentials.
 
     Raises:
         errors.UserError: if Kaggle's client is not installed, no credentials were found, Kaggle
             refused them, or another process is downloading the archive.
-        errors.BuildError: if the archive could not be downloaded, is corrupt, or belongs to another
-            dataset of the same NAME.
+        errors.BuildError: if the archive could not be downloaded, or is corrupt.
     """
-    archive = download_dir / f"{dataset.split('/')[1]}.zip"
-    note = archive.with_name(f"{archive.name}.verified.json")
-    if not archive.exists():
-        client = _log_in()  # before any folder is made, so that an error leaves nothing on the disk
-        lock, doing = archive.with_name(f".{archive.name}.lock"), f"downloading {archive}"
-        with (
-            errors.clear_write_errors(f"{archive} (--download_dir chooses another folder)"),
-            file_lock.held(lock, doing, folder_mode=0o700),
-        ):
-            if not archive.exists():  # another process may have finished it meanwhile
-                part = archive.with_name(f"{archive.name}.part") / archive.name
-                try:  # if it fails, the bytes that arrived are kept
-                    with contextlib.redirect_stdout(sys.stderr):
-                        client.dataset_download_files(dataset, path=str(part.parent), quiet=False)
-                except (requests.RequestException, ValueError) as error:
-                    raise _refusal(error, f"download {dataset}") from None
-                require_sound(part, archive)
-                with part.open("rb") as file:
-                    os.fsync(file.fileno())  # the content before the name
-                write_json(note, {"dataset": dataset})
-                part.replace(archive)
-                sync_folder(archive.parent)
-                shutil.rmtree(part.parent)
-    if (other := str(read_json(note).get("dataset", dataset))).lower() != dataset.lower():
-        raise errors.BuildError(
-            f"{archive} is the archive of {other}, not of {dataset}: the two have the same NAME.\n"
-            "Choose another folder with --download_dir."
-        )
+    archive = download_dir / f"{dataset}.zip"
+    if archive.exists():
+        return archive
+    client = _log_in()  # before any folder is made, so that an error leaves nothing on the disk
+    lock = archive.with_name(f".{archive.name}.lock")
+    with (
+        errors.clear_write_errors(f"{archive} (--download_dir chooses another folder)"),
+        file_lock.held(lock, f"downloading {archive}", folder_mode=0o700),
+    ):
+        if not archive.exists():  # another process may have finished it meanwhile
+            part = archive.with_name(f"{archive.name}.part") / archive.name
+            try:  # if it fails, the bytes that arrived are kept
+                with contextlib.redirect_stdout(sys.stderr):
+                    client.dataset_download_files(dataset, path=str(part.parent), quiet=False)
+            except (requests.RequestException, ValueError) as error:
+                raise _refusal(error, f"download {dataset}") from None
+            _require_sound(part)
+            with part.open("rb") as file:
+                os.fsync(file.fileno())  # the content before the name
+            part.replace(archive)
+            sync_folder(archive.parent)
+            shutil.rmtree(part.parent)
     return archive
 
 
@@ -123,34 +113,25 @@ def _refusal(error: Exception, what: str) -> errors.MessageError:
     return errors.BuildError(f"Kaggle's client could not {what}: {said}\n{advice}")
 
 
-def require_sound(part: Path, archive: Path) -> None:
-    """Compares the CRC of every member of a complete download, which will be named `archive`.
-
-    A corrupt one is renamed to `NAME.zip.corrupt`, so that the next run starts a new download and
-    11 GB are not deleted without the user's consent.
+def _require_sound(part: Path) -> None:
+    """Compares the CRC of every member of a complete download; a corrupt one is deleted.
 
     Raises:
         errors.BuildError: if the download is corrupt.
         OSError: if the disk failed.
     """
-    damage, title = None, f"checking {archive.name}"
     try:
-        with (
-            part.open("rb") as raw,
-            printing.bar(desc=title, total=part.stat().st_size, unit="B", unit_scale=True) as bar,
-            open_zip(CallbackIOWrapper(bar.update, raw, "read")) as file,
-        ):
-            bar.reset()  # what was read so far is the index
-            if member := file.testzip():
-                damage = f"the checksum of {member!r} is wrong"
+        with part.open("rb") as raw, open_zip(raw) as archive:
+            print(f"checking {part.name}", file=sys.stderr)
+            damaged = archive.testzip()
+            damage = damaged and f"the checksum of {damaged!r} is wrong"
     except Exception as error:
         if not is_of_content(error):
             raise
         damage = f"it cannot be read ({error!r})"
     if damage:
-        aside = part.rename(archive.with_name(f"{archive.name}.corrupt"))
+        part.unlink()
         raise errors.BuildError(
-            f"the download of {archive} has all its bytes, but is corrupt: {damage}.\n"
-            f"It was moved to {aside}, which you may delete.\n"
+            f"the download of {part.name} had all its bytes, but was corrupt: {damage}.\n"
             "Run the same command again to download a new one."
         )

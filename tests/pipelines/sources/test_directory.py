@@ -21,8 +21,7 @@ from pipelines.sources.directory import DirectorySource
         ("directory", "nowhere", r"--input .*nowhere does not exist"),
         ("directory", "empty", "no image"),
         ("archive", "text.zip", "not a complete zip"),
-        ("kaggle", "scans", "takes no --input; use --source directory"),
-        ("kaggle", "scans.zip", "takes no --input; use --source archive"),
+        ("kaggle", "scans", "takes no --input"),
     ],
 )
 def test_an_input_of_another_kind_is_refused_with_the_right_source(

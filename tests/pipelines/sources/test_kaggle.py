@@ -28,14 +28,13 @@ class Desk:
         self.server, self.folder, self._capsys = server, folder, capsys
         (folder / "home").mkdir()
         self.downloads = folder / "data" / "downloads"
-        self.archive = self.downloads / NAME
+        self.archive = self.downloads / DATASET.split("/")[0] / NAME
         server.log_in(monkeypatch, folder / "home")
 
     def run(self, dataset=DATASET):
         assert kaggle.download_archive(dataset, self.downloads) == self.archive
         assert self.archive.read_bytes() == self.server.file.content
-        names = {path.name for path in self.downloads.iterdir()}
-        assert names == {NAME, f"{NAME}.verified.json"}
+        assert [*self.archive.parent.iterdir()] == [self.archive]
         assert_no_secret(self.downloads, "".join(self._capsys.readouterr()))
 
     def fail(self, *texts, kind=errors.BuildError, **options):
@@ -60,9 +59,7 @@ def test_a_second_run_needs_no_network_and_no_credentials(desk, monkeypatch):
     monkeypatch.delenv("KAGGLE_API_TOKEN")
     desk.run()
     assert desk.server.requests == []
-    desk.fail(f"is the archive of {DATASET}, not of else/tiny-scans", dataset="else/tiny-scans")
-    (desk.downloads / f"{NAME}.verified.json").unlink()  # as if the user had put it there
-    assert kaggle.download_archive(DATASET, desk.downloads) == desk.archive
+    desk.fail("No Kaggle credentials", dataset="else/tiny-scans", kind=errors.UserError)
 
 
 def test_without_credentials_the_command_ends_with_2_and_a_short_message(
@@ -105,7 +102,7 @@ def test_a_download_that_was_cut_off_is_resumed(desk):
 
 
 def test_a_second_process_is_refused(desk):
-    lock = desk.downloads / f".{NAME}.lock"
+    lock = desk.archive.with_name(f".{NAME}.lock")
     with file_lock.held(lock, "busy", folder_mode=0o700):
         desk.fail(f"process id {os.getpid()}", kind=errors.UserError)
 
@@ -117,7 +114,7 @@ def test_a_corrupt_download_of_the_right_size_never_gets_the_name_of_the_whole(d
         place = file.infolist()[index].header_offset + 75_000 if index else file.start_dir
         content[place] ^= 0xFF
     desk.server.file.content = bytes(content)
-    desk.fail("corrupt: ", f"moved to {desk.archive}.corrupt")
+    desk.fail("corrupt: ")
     assert not desk.archive.exists()
     desk.server.file.content = ARCHIVE
     assert kaggle.download_archive(DATASET, desk.downloads).read_bytes() == ARCHIVE

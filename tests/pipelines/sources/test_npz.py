@@ -127,11 +127,11 @@ def test_images_of_another_size_than_their_header_says_or_too_large_are_refused(
 ):
     monkeypatch.setattr(npz, "MAX_FILE_BYTES", 200)
     header = {"shape": shape, "fortran_order": False, "descr": "|u1"}
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        with archive.open("images.npy", "w") as file:
-            npy.write_array_header_1_0(file, header)
-            file.write(bytes(256))
-    assert build_rows(tmp_path / "a.npz", tmp_path / "out") == 2
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as archive, archive.open("images.npy", "w") as file:
+        npy.write_array_header_1_0(file, header)
+        file.write(bytes(256))
+    assert build_rows(path, tmp_path / "out") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
