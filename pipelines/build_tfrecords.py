@@ -13,7 +13,6 @@ import contextlib
 import functools
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,7 +23,7 @@ from pipelines.extras import codes, exclude, preview, rename
 from pipelines.listing.classes import with_classes
 from pipelines.listing.images import Images
 from pipelines.listing.listing import list_images
-from pipelines.listing.table import LabelTable, read_table
+from pipelines.listing.table import read_table
 from pipelines.options import BuildOptions, parse_options
 from pipelines.planning.draft import make_draft, with_counts
 from pipelines.planning.plan import ShardTask, make_plan, write_plan
@@ -32,7 +31,7 @@ from pipelines.planning.splits import assign_splits, content_names
 from pipelines.report import summary
 from pipelines.shards.build import Build, Job
 from pipelines.shards.finish import finish_dataset, list_rejects, require_finished, write_dropped
-from pipelines.sources.factory import open_source
+from pipelines.sources.factory import Workers, open_source
 from pipelines.sources.source import Source
 from pipelines.stores import output_folder
 from tfrecord_io.format.manifest import Manifest
@@ -43,38 +42,28 @@ if TYPE_CHECKING:
     import apache_beam as beam
 
 
-class SmallFiles(NamedTuple):
-    """The files that are read first, because a download of the images can take hours.
-
-    Attributes:
-        labels: the table of `--labels`.
-        excluded: what the rows of `--exclude` name; None without it.
-        secret: that of `--anonymize`.
-    """
-
-    labels: LabelTable | None
-    excluded: exclude.Entries | None
-    secret: codes.Secret | None
-
-
 class Plan(NamedTuple):
     """What a build will write.
 
     Attributes:
+        source: where the images come from.
         draft: the manifest, as far as it is known.
         refs: the images in the order of their records.
         tasks: the shards, in the same order.
         dropped: the images that the splits leave out, a table of `splits.DROPPED_SCHEMA`.
         images: all images as they were listed, with codes for names if these are wanted.
         named: the same without codes.
+        secret: that of `--anonymize`.
     """
 
+    source: Source
     draft: Manifest
     refs: pa.Table
     tasks: Sequence[ShardTask]
     dropped: pa.Table
     images: Images
     named: Images
+    secret: codes.Secret | None
 
 
 def build(argv: Sequence[str]) -> None:
@@ -94,10 +83,8 @@ def build(argv: Sequence[str]) -> None:
 
 def print_preview(options: BuildOptions) -> None:
     """Lists the images, plans the shards, and says what a build would make."""
-    files = read_small_files(options)
     with tempfile.TemporaryDirectory(prefix="scan-tfrecords-") as scratch:
-        source = open_source(options.source, "here", options.plan.seed, Folder(scratch))
-        plan = plan_images(options, source, files)
+        plan = plan_images(options, "here", Folder(scratch))
     preview.print_plan(plan.draft, plan.refs, plan.tasks, options.output.output)
 
 
@@ -118,44 +105,36 @@ def make_dataset(options: BuildOptions) -> None:
         with launch.progress_bar(job.build.output, job.todo, job.num_finished):
             run(job, pipeline, num_processes)
         require_finished(job.build)
-    summary.print_built(output, time.monotonic() - job.started, job.num_finished)
+    summary.print_built(output)
 
 
-def read_small_files(options: BuildOptions) -> SmallFiles:
-    """Reads the files of `--labels`, `--exclude` and `--anonymize`.
+def plan_images(options: BuildOptions, workers: Workers, folder: Folder) -> Plan:
+    """Lists the images of the source and decides which record of which shard each becomes.
 
-    Raises:
-        errors.UserError: if one of them cannot be used.
-    """
-    excluded, secret_file = options.exclude.exclude, options.codes.anonymize
-    folders = {"--output": options.output.output, "--input": options.source.input or ""}
-    return SmallFiles(
-        labels=read_table(options.listing),
-        excluded=exclude.read_entries(excluded) if excluded else None,
-        secret=codes.read_secret(secret_file, folders) if secret_file else None,
-    )
-
-
-def plan_images(options: BuildOptions, source: Source, files: SmallFiles) -> Plan:
-    """Lists the images of a source and decides which record of which shard each becomes.
-
-    Nothing is written, and only files whose content decides a split are read.
+    Only files whose content decides a split are read. `workers` will decode the images; arrays are
+    unpacked into `folder`.
 
     Raises:
         errors.UserError: if the input or an option is wrong, or no image is found.
         errors.BuildError: if the source cannot be read, or patients are in several splits and
             `--leaks` is fail.
     """
+    kind, output = options.listing.label_kind, options.output.output
+    # These small files are read first, because a download of the images can take hours.
+    labels = read_table(options.listing)
+    excluded = exclude.read_entries(given) if (given := options.exclude.exclude) else None
+    folders = {"--output": output, "--input": options.source.input or ""}
+    secret = codes.read_secret(given, folders) if (given := options.codes.anonymize) else None
+    source = open_source(options.source, workers, options.plan.seed, folder)
     summary.say(f"listing the images of {options.source.input or options.source.source}")
-    kind = options.listing.label_kind
-    images = list_images(source, options.listing, files.labels)
-    if files.excluded:
-        images = exclude.without(images, files.excluded, options.listing)
+    images = list_images(source, options.listing, labels)
+    if excluded:
+        images = exclude.without(images, excluded, options.listing)
     if options.rename.rename_classes:
         images = rename.renamed(images, options.rename.rename_classes, kind)
     named = with_classes(images, options.listing)
     summary.print_listed(named)
-    listed = codes.coded(named, files.secret) if files.secret else named
+    listed = codes.coded(named, secret) if secret else named
     splits = options.splits.resolved(listed.table)
     read_content = functools.partial(content_names, source)
     divided, dropped, notes = assign_splits(listed, splits, read_content)
@@ -164,7 +143,7 @@ def plan_images(options: BuildOptions, source: Source, files: SmallFiles) -> Pla
     draft = make_draft(listed, options.pixels, kind, options.output.name, decided)
     refs, tasks = make_plan(divided.table, draft.layout.stride, options.plan)
     draft = with_counts(draft, divided, refs, dropped)
-    return Plan(draft, refs, tasks, dropped, listed, named)
+    return Plan(source, draft, refs, tasks, dropped, listed, named, secret)
 
 
 @contextlib.contextmanager
@@ -178,47 +157,36 @@ def planned(options: BuildOptions, output: Folder) -> Iterator[Job | None]:
             dataset.
         errors.BuildError: if a download fails, or the listing rejects too many images.
     """
-    files, workers = read_small_files(options), options.workers
     with output_folder.locked(output):
-        source = open_source(options.source, workers, options.plan.seed, output)
-        started = time.monotonic()
-        plan = plan_images(options, source, files)
+        plan = plan_images(options, options.workers, output)
+        tasks, draft = plan.tasks, plan.draft
         # Only now, when no option can be refused any more, the output may change.
-        place = output_folder.place_of(
-            output,
-            plan.draft.options,
-            [task.shard_name for task in plan.tasks],
-            overwrite=options.output.overwrite,
-            has_lock=workers == "here",
-        )
+        shards, overwrite = [task.shard_name for task in tasks], options.output.overwrite
+        place = output_folder.place_of(output, draft.options, shards, overwrite=overwrite)
         if place is None:
             yield None
             return
+        place.clean_build_dir(".tmp")
+        write_plan(place, draft, tasks, plan.refs)
+        write_dropped(place, plan.dropped)
+        if plan.secret:
+            codes.write_names(plan.named, plan.secret, plan.images.digest)
         build = Build(
-            output=place.folder,
-            replaces=place.replaces,
-            draft=plan.draft,
-            source=source,
+            output=place,
+            replaces=output if place is not output else None,
+            draft=draft,
+            source=plan.source,
             max_reject_fraction=options.output.max_reject_fraction,
             rejected_files=plan.images.ledger.rejects,
         )
-        build.output.clean_build_dir(".tmp")
-        write_plan(build.output, build.draft, plan.tasks, plan.refs)
-        write_dropped(build.output, plan.dropped)
-        if files.secret:
-            codes.write_names(plan.named, files.secret, plan.images.digest)
         # The listing alone may reject too many; then no image needs to be decoded to know it.
-        list_rejects(build, plan.tasks)
-        build.output.delete([output_folder.FAILURE_FILE])
-        finished = build.find_finished(plan.tasks)
+        list_rejects(build, tasks)
+        place.delete([output_folder.FAILURE_FILE])
+        finished = build.find_finished(tasks)
         if finished:
-            summary.say(f"resuming: {len(finished)} of {len(plan.tasks)} shards are finished")
-        yield Job(
-            build=build,
-            todo=tuple(task for task in plan.tasks if task.index not in finished),
-            num_finished=sum(sidecar.num_refs for sidecar in finished.values()),
-            started=started,
-        )
+            summary.say(f"resuming: {len(finished)} of {len(tasks)} shards are finished")
+        todo = tuple(task for task in tasks if task.index not in finished)
+        yield Job(build, todo, sum(sidecar.num_refs for sidecar in finished.values()))
 
 
 def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> None:

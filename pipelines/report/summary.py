@@ -67,12 +67,8 @@ def print_not_waiting(output: str, *, is_replacing: bool) -> None:
     print(f"not waiting for the job; when it is done, {sign.format(output)}")
 
 
-def print_built(output: str, seconds: float, num_finished_before: int) -> None:
-    """Prints what a finished build made in the folder or URL `output`.
-
-    The whole command took `seconds`; an earlier, interrupted run had finished
-    `num_finished_before` of the images.
-    """
+def print_built(output: str) -> None:
+    """Prints what a finished build made in the folder or URL `output`."""
     dataset = Manifest.load(output)
     print(_table(dataset))
     print(f"{counted(dataset.counts['files'], 'file')}:")
@@ -80,13 +76,9 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
         print(f"{count:>9,} {what}")
     if dataset.rejects:
         print(f"the rejected files are in {output}/{REJECTS_FILE_NAME}")
-    pixels = Preprocessing.from_dict(dataset.preprocessing)
-    resizer = resize.resizer(pixels.resize)
-    num_images = dataset.counts["examples"] + dataset.counts["rejects"] - num_finished_before
-    print(
-        f"{dataset.num_bytes / 1e6:,.1f} MB in {counted(len(dataset.shards), 'shard')}, "
-        f"{num_images / seconds:,.0f} images/s over {seconds:,.1f} s, resized with {resizer}"
-    )
+    resizer = resize.resizer(Preprocessing.from_dict(dataset.preprocessing).resize)
+    shards = counted(len(dataset.shards), "shard")
+    print(f"{dataset.num_bytes / 1e6:,.1f} MB in {shards}, resized with {resizer}")
     for alarm in alarms(dataset.audit):
         print(f"warning: {printable(alarm)}; see {output}/{REPORT_FILE_NAME}")
     steps = f"{command('verify')} {shlex.quote(output)}"

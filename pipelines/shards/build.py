@@ -134,7 +134,7 @@ def rows_name(task: ShardTask) -> str:
     return f"{BUILD_DIR}/{task.shard_name.removesuffix('.tfrecord')}.parquet"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Job:
     """A build whose plan is written, ready to run.
 
@@ -142,10 +142,8 @@ class Job:
         build: what every worker needs to know.
         todo: the tasks that are not finished yet.
         num_finished: number of images in shards that an earlier run finished.
-        started: time when the listing began, from `time.monotonic`, in seconds.
     """
 
     build: Build
     todo: tuple[ShardTask, ...]
     num_finished: int
-    started: float

@@ -7,10 +7,9 @@ import dataclasses
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from pipelines import errors
 from tfrecord_io.format import examples, manifest
@@ -27,10 +26,6 @@ PLAN_JSON = f"{BUILD_DIR}/plan.json"
 
 #: Holds the reason why the dataset was refused.
 FAILURE_FILE = f"{BUILD_DIR}/failure.txt"
-
-# What an output holds: this dataset, finished; shards of this build, or nothing; or what the build
-# may replace once it is finished.
-_State = Literal["complete", "resume", "replace"]
 
 _LOCK = f"{BUILD_DIR}/lock"
 # The files of a dataset besides its shards and their sidecars.
@@ -116,85 +111,60 @@ def locked(storage: Folder) -> Iterator[None]:
             raise errors.UserError(
                 f"cannot write to --output {storage.root}: {error.strerror}"
             ) from None
-        stack.callback(_tidy, storage, made)
-        finish_replacing(storage)
-        yield
-
-
-class Place(NamedTuple):
-    """Where a build writes its dataset.
-
-    Attributes:
-        folder: the folder.
-        replaces: the output whose dataset the finished one replaces, see `take_place`; None if it
-            stays in `folder`.
-    """
-
-    folder: Folder
-    replaces: Folder | None = None
+        try:
+            finish_replacing(storage)
+            yield
+        finally:
+            if storage.exists(manifest.FILE_NAME) or storage.names(BUILD_DIR) == ["lock"]:
+                storage.delete_build_dir()
+            if made:
+                with contextlib.suppress(OSError):  # it is not empty
+                    Path(storage.root).rmdir()
 
 
 def place_of(
-    storage: Folder,
-    identity: Mapping[str, Any],
-    shards: Collection[str],
-    *,
-    overwrite: bool,
-    has_lock: bool,
-) -> Place | None:
-    """Returns where a build writes, by what the output folder holds; None if it is complete.
+    storage: Folder, identity: Mapping[str, Any], shards: Collection[str], *, overwrite: bool
+) -> Folder | None:
+    """Returns the folder in which a build writes, by what the output folder `storage` holds.
 
-    An unfinished build of another identity is replaced, which is said, if no process can be writing
-    it. Where that is not known, as on a store, which has no lock, it counts as running.
-
-    Args:
-        storage: the output folder.
-        identity: see `fingerprint`.
-        shards: the names of the shards that the build writes.
-        overwrite: whether any dataset may be replaced.
-        has_lock: whether the lock of the folder proves that no other build is writing it.
+    It is `storage` itself; or, to replace what is there, one beside it, see `take_place`; or None
+    if the dataset is complete. `identity` is what `fingerprint` takes, and `shards` are the names
+    of the shards that the build writes.
 
     Raises:
-        errors.UserError: if the folder holds a run, another dataset, a file that the build would
-            write over, or a damaged plan or manifest.
+        errors.UserError: if the folder holds another dataset or build and `overwrite` is not given,
+            a file that the build would write over, or a damaged plan or manifest.
         manifest.ManifestError: if it holds the dataset, but not all of its shards.
     """
-    names = storage.names()
-    if {"config.json", "history.json"}.issubset(names):
-        raise errors.UserError(f"{storage.root} holds a run of a network; choose another --output")
-    state = "replace" if overwrite else _state_of(storage, names, identity, has_lock)
-    if state == "complete":
-        if not storage.remote:
-            replace.drop(storage)
-        return None
+    is_complete = not overwrite and _is_complete(storage, identity)
     written = {*_FILES, *shards, *map(manifest.sidecar_name, shards)}
-    in_the_way = written.intersection(names) - _files_of_dataset(storage)
+    in_the_way = written.intersection(storage.names()) - _files_of_dataset(storage)
     if not storage.remote:
         in_the_way |= {name for name in written if Path(storage.path(name)).is_dir()}
-    if in_the_way:
+    if in_the_way and not is_complete:
         raise errors.UserError(
             f"{storage.root} holds {min(in_the_way)}, which is not of a dataset or plan there, and "
             "this build would write it; move it away, or choose another --output"
         )
-    if state == "replace":
-        return Place(_beside(storage, fingerprint(identity)), storage)
+    if overwrite:
+        return _beside(storage, fingerprint(identity))
     if not storage.remote:  # without a lock, another build may still be writing there
         replace.drop(storage)
-    return Place(storage)
+    return None if is_complete else storage
 
 
-def _state_of(
-    storage: Folder, names: Collection[str], identity: Mapping[str, Any], has_lock: bool
-) -> _State:
-    if manifest.FILE_NAME in names:
+def _is_complete(storage: Folder, identity: Mapping[str, Any]) -> bool:
+    """Returns whether the folder holds the dataset; False if it is unfinished, or nothing is there.
+
+    Raises as `place_of` does.
+    """
+    if is_complete := storage.exists(manifest.FILE_NAME):
         try:
             dataset = manifest.Manifest.load(storage.root)
         except manifest.ManifestError as error:
             raise errors.UserError(f"{error}; --overwrite replaces it") from None
-        _require_same(storage, identity, dataset.options, dataset.fingerprint)
-        open_split(storage.root, list(dataset.splits))
-        return "complete"
-    if storage.exists(PLAN_JSON):
+        old, old_fingerprint = dataset.options, dataset.fingerprint
+    elif storage.exists(PLAN_JSON):
         try:
             planned = json.loads(storage.read(PLAN_JSON))
             old, old_fingerprint = planned["identity"], planned["fingerprint"]
@@ -202,13 +172,17 @@ def _state_of(
             raise errors.UserError(
                 f"{storage.path(PLAN_JSON)} is damaged; use --overwrite to start again"
             ) from None
-        has_ended = storage.exists(FAILURE_FILE) or (has_lock and not storage.remote)
-        if has_ended and (changed := differences(old, identity)):
-            text = f"replacing the unfinished build in {storage.root}, which differs:"
-            print("\n  ".join([text, *changed]), file=sys.stderr, flush=True)
-            return "replace"
-        _require_same(storage, identity, old, old_fingerprint)
-    return "resume"
+    else:
+        return False
+    if old_fingerprint != fingerprint(identity):
+        changed = differences(old, identity) or ["the format of the files"]
+        raise errors.UserError(
+            "\n  ".join([f"{storage.root} holds a dataset that differs:", *changed])
+            + "\nchoose another --output, or replace it with --overwrite"
+        )
+    if is_complete:
+        open_split(storage.root, list(dataset.splits))
+    return is_complete
 
 
 def _files_of_dataset(storage: Folder) -> set[str]:
@@ -231,17 +205,6 @@ def _files_of_dataset(storage: Folder) -> set[str]:
             ]
     of_build = {f"{BUILD_DIR}/{name}" for name in storage.names(BUILD_DIR)} - {_LOCK}
     return {*_FILES, *shards, *map(manifest.sidecar_name, shards), *of_build}
-
-
-def _require_same(
-    storage: Folder, identity: Mapping[str, Any], old: Mapping[str, Any], old_fingerprint: str
-) -> None:
-    if old_fingerprint != fingerprint(identity):
-        changed = differences(old, identity) or ["the format of the files"]
-        raise errors.UserError(
-            "\n  ".join([f"{storage.root} holds a dataset that differs:", *changed])
-            + "\nchoose another --output, or replace it with --overwrite"
-        )
 
 
 def _beside(storage: Folder, fingerprint: str) -> Folder:
@@ -267,15 +230,6 @@ def take_place(storage: Folder) -> None:
 def finish_replacing(storage: Folder) -> None:
     """Completes `take_place`, if a process was killed in the middle of it."""
     replace.complete(storage, _OWN_FILES)
-
-
-def _tidy(storage: Folder, made: bool) -> None:
-    """Removes the build folder of a finished build, and the folders of one that wrote nothing."""
-    if storage.exists(manifest.FILE_NAME) or storage.names(BUILD_DIR) == ["lock"]:
-        storage.delete_build_dir()
-    if made:
-        with contextlib.suppress(OSError):  # it is not empty
-            Path(storage.root).rmdir()
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:

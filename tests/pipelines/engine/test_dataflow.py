@@ -86,7 +86,7 @@ def job_of(chosen):
         source=ArchiveSource(StoredFile(chosen.source.input, 0, ""), facts={}),
         max_reject_fraction=chosen.output.max_reject_fraction,
     )
-    return Job(build=build, todo=tasks, num_finished=0, started=0.0)
+    return Job(build=build, todo=tasks, num_finished=0)
 
 
 def test_the_image_is_the_workers_and_holds_the_package(spec):
