@@ -14,7 +14,6 @@ import numpy as np
 import psutil
 import pytest
 from builds import (
-    ROOT,
     arguments,
     build_here,
     command,
@@ -50,7 +49,6 @@ from pipelines import build_tfrecords, errors
 from tfrecord_io import __main__ as tools
 from tfrecord_io.format.manifest import Manifest
 
-SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
 NUM_SHARDS = "--num_shards=6"
 FEW_REJECTS = "--max_reject_fraction=0.1"
 
@@ -99,27 +97,26 @@ def test_the_terminal_shows_progress_and_a_summary_and_no_noise(undisturbed):
     assert f"python -m tfrecord_io verify {output}" in done.stdout
 
 
-def test_what_goes_in_comes_out_or_is_accounted_for(undisturbed):
+def test_each_file_is_an_example_a_reject_a_copy_or_ignored(undisturbed):
     counts = Manifest.load(undisturbed[0]).counts
     assert counts["files"] == len(kermany_archive(TREE))
     assert (counts["examples"], counts["rejects"], counts["copies"]) == (45, 1, 46)
     assert sum(counts["ignored"].values()) == counts["files"] - 2 * 46
-    paths = [row["path"] for row in rows_of(undisturbed[0])]
     kept = TREE.keys() - {"test/CNV/CNV-900-1.jpeg"}
+    paths = [row["path"] for row in rows_of(undisturbed[0])]
     assert sorted(paths) == sorted(f"OCT2017 /{name}" for name in kept)
 
 
 # ---- the same bytes, however
 
 
-def test_one_process_writes_the_same_bytes_as_two_workers(undisturbed, archive, tmp_path):
+def test_one_process_writes_the_same_files_as_two_workers(undisturbed, archive, tmp_path):
     output = build_here(archive, tmp_path / "out", *UNDISTURBED)
     assert files_of(output) == files_of(undisturbed[0])
 
 
-@pytest.mark.parametrize("name", ["scans", "deflated.zip"])
-def test_the_same_tree_gives_the_same_shards_however_it_is_packed(undisturbed, tmp_path, name):
-    source = pack(tmp_path / name, dict(reversed(kermany_archive(TREE).items())))
+def test_a_folder_gives_the_same_shards_as_a_zip(undisturbed, tmp_path):
+    source = pack(tmp_path / "scans", dict(reversed(kermany_archive(TREE).items())))
     output = build_here(source, tmp_path / "out", *UNDISTURBED)
     assert shards_of(output) == shards_of(undisturbed[0])
 
@@ -167,22 +164,22 @@ def test_wrong_usage_ends_with_exit_code_2_one_message_and_no_output(
 
 def refusal(source, output, *flags):
     """Returns the message with which a build refuses to make a dataset."""
-    with pytest.raises(errors.BuildError) as raised:
+    with pytest.raises(errors.RefusedError) as raised:
         build_here(source, output, *flags)
     assert not (output / "manifest.json").exists()
     return str(raised.value)
 
 
-def test_too_many_rejects_fail_with_evidence_and_a_larger_limit_goes_on(tmp_path):
+def test_too_many_rejects_are_refused_and_a_larger_limit_resumes(tmp_path):
     files = {**scan_tree({"train": 5}), "train/CNV/1.png": b"", "train/DME/2.png": b"?"}
     scans, output = write_tree(tmp_path / "scans", files), tmp_path / "out"
     for _ in range(2):
         message = refusal(scans, output, "--num_shards=3")
-        assert message.startswith("2 of 22 images were rejected (9.09%, allowed 1.00%): 1 empty, 1")
+        assert "9.09%" in message
         assert f"{output}/rejects.csv" in message
-        assert "train/DME/2.png,not_an_image" in (output / "rejects.csv").read_text()
+        assert [row[0] for row in csv_rows(output / "rejects.csv")] == list(files)[-2:]
     shards = {item for item in marks_of(output).items() if item[0].endswith(".tfrecord")}
-    build_here(scans, output, "--num_shards=3", "--max_reject_fraction=0.1")
+    build_here(scans, output, "--num_shards=3", FEW_REJECTS)
     assert len(shards) == 3
     assert shards <= set(marks_of(output).items())
     assert Manifest.load(output).counts["rejects"] == 2
@@ -193,19 +190,17 @@ def test_a_limit_does_not_inflate_the_share_of_what_the_listing_rejects(tmp_path
     for number in range(4):
         (scans / f"train/CNV/{number}.png").symlink_to(tmp_path / "nowhere")
     message = refusal(scans, output, "--limit=8", "--max_reject_fraction=0.03")
-    assert "4 of 12 images were rejected (4.00% of all 100, by this sample" in message
-    # What the listing knows is enough: no image was decoded.
+    assert "4.00% of all 100, by this sample" in message
+    # The listing's rejects are enough to refuse, so no image is decoded.
     assert not list(output.glob("*.tfrecord"))
-    assert len(csv_rows(output / "rejects.csv")) == 4
     build_here(scans, output, "--limit=8", "--max_reject_fraction=0.05")
 
 
-def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(tmp_path):
+def test_a_class_without_an_image_left_is_refused_with_the_flags_to_leave_it_out(tmp_path):
     files = {**scan_tree({"train": 5}), "train/sheets/numbers.npy": b"numbers"}
     scans, output = write_tree(tmp_path / "scans", files), tmp_path / "out"
     message = refusal(scans, output, FEW_REJECTS)
-    assert message.startswith("class 'sheets' has no image left: all its files were rejected, such")
-    assert "such as train/sheets/numbers.npy" in message
+    assert "class 'sheets' has no image left" in message
     advice = message.partition("run again with ")[2].split()
     found = Manifest.load(build_here(scans, output, FEW_REJECTS, *advice))
     assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
@@ -234,7 +229,6 @@ def test_a_hostile_archive_writes_nothing_outside_the_output(tmp_path):
     assert outside == before
     assert not Path("/tmp/evil.png").exists()
     assert found.counts["examples"] == 16
-    assert found.counts["rejects"] >= 5
 
 
 def test_no_cell_of_the_tables_begins_like_a_formula(tmp_path):
@@ -289,12 +283,8 @@ def test_whatever_the_tree_holds_every_file_is_accounted_for(tmp_path_factory, f
     source = write_tree(folder / "scans", files)
     try:
         output = build_here(source, folder / "out", f"--limit={limit}", "--max_reject_fraction=1")
-    except errors.UserError:
-        return  # no image, or unrelated trees
-    except errors.BuildError as error:
-        # All of the images, or all of a class.
-        assert re.search("images were rejected|has no image left: all its files", str(error))  # noqa: PT017
-        return
+    except (errors.UserError, errors.RefusedError):
+        return  # no image, unrelated trees, or all of the images of a class were rejected
     found = Manifest.load(output)
     assert found.counts["files"] == len(files) == sum(count for _, count in found.ledger)
     num_bytes = sum(path.stat().st_size for path in output.glob("*.tfrecord"))
@@ -333,12 +323,20 @@ def listening_ports(processes):
     }
 
 
+STOPS = {
+    "terminal": signal.SIGINT,  # what Ctrl-C in a terminal does
+    "closed": signal.SIGHUP,  # as a terminal does at its end
+    "terminated": signal.SIGTERM,
+    "killed launcher": signal.SIGKILL,  # as the kernel does for want of memory
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["terminal", "closed", "terminated", "killed launcher"])
+@pytest.mark.parametrize("way", STOPS)
 def test_a_build_opens_no_port_and_when_it_is_stopped_goes_on_without_loss(
     large_archive, tmp_path, way
 ):
-    output = tmp_path / "out"
+    output, stop = tmp_path / "out", STOPS[way]
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert server.getsockname()[1] in listening_ports([psutil.Process()])
     words = command(large_archive, output, *LARGE)
@@ -358,19 +356,15 @@ def test_a_build_opens_no_port_and_when_it_is_stopped_goes_on_without_loss(
         before = shards_of(output)
         for worker in workers:
             worker.resume()
-        stop = signal.SIGTERM if way == "terminated" else signal.SIGINT
-        stop = signal.SIGKILL if "killed" in way else stop
-        stop = signal.SIGHUP if way == "closed" else stop  # as a terminal does at its end
         if way in ("terminal", "closed"):
-            os.killpg(process.pid, stop)  # what Ctrl-C in a terminal does
+            os.killpg(process.pid, stop)
         else:
-            process.send_signal(stop)  # the launcher alone, as the kernel does for want of memory
+            process.send_signal(stop)
         text, _ = process.communicate(timeout=60)
         assert wait_until(lambda: not members_of_group(process.pid))
         if stop != signal.SIGKILL:
             assert process.returncode == 128 + stop, text
             assert not list(scratch.iterdir())
-            assert text.splitlines()[-1] == "stopped; run the same command again to resume"
             assert "Traceback" not in text
     shutil.rmtree(scratch)
     assert not (output / "manifest.json").exists()
@@ -391,21 +385,3 @@ def test_a_full_disk_is_a_clear_error(archive, tmp_path, capsys):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert re.search(r"error: cannot write .*File too large", capsys.readouterr().err)
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-# ---- the real thing
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not SAMPLE.exists(), reason="the sample of the real data is not here")
-def test_the_sample_of_the_real_archive_is_632_images_once(tmp_path):
-    output = tmp_path / "out"
-    done = run_build(SAMPLE, output, "--image_size=16")
-    assert done.returncode == 0, done.stderr
-    assert " 632 examples in the dataset" in done.stdout
-    found = Manifest.load(output)
-    assert (found.counts["files"], found.counts["copies"], found.rejects) == (1783, 632, {})
-    sizes = {name: split.num_examples for name, split in found.splits.items()}
-    assert sizes == {"train": 478, "val": 32, "test": 122}
-    assert found.source["name"] == SAMPLE.name
-    assert all(row["patient"] for row in rows_of(output))
