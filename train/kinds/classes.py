@@ -60,6 +60,9 @@ class Classes(Task):
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
         return probabilities.argmax(-1)
 
+    def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> tuple[np.ndarray, ...]:
+        return probabilities, truths
+
     def views(self, label_names: Sequence[str]) -> list[View]:
         """Returns each class against the rest; of the OCT classes first the urgent ones."""
         views = super().views(label_names)
@@ -68,50 +71,20 @@ class Classes(Task):
         places = [label_names.index(name) for name in measures.URGENT_CLASSES]
         return [View("urgent", places, is_group=True), *views]
 
+    def brier(self, answers: Answers) -> np.ndarray:
+        distances = answers.probabilities - self.has(answers.truths, len(answers.label_names))
+        # Of two classes it is half of that, as in scikit-learn's `brier_score_loss`.
+        return np.square(distances).sum(-1) / (2 if len(answers.label_names) == 2 else 1)
+
     def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
-        truths, names = answers.truths, answers.label_names
-        predicted = self.chosen(answers.probabilities)
-        is_correct = predicted == truths
-        confidences = answers.probabilities.max(-1)
-        # Source: Brier 1950, "Verification of forecasts expressed in terms of probability". Of two
-        # classes it is half of that, as in scikit-learn's `brier_score_loss`.
-        distances = answers.probabilities - np.eye(len(names))[truths]
-        brier = np.square(distances).sum(-1) / (2 if len(names) == 2 else 1)
-        hits = measures.sums_by_place(truths, weights * is_correct, len(names))
-        positives = measures.sums_by_place(truths, weights, len(names))
-        called = measures.sums_by_place(predicted, weights, len(names))
-        total = weights.sum(-1)
-        rates = measures.rates(hits, called, positives, total[:, None])
-        scores = {
-            "accuracy": measures.ratios(hits.sum(-1), total),
-            "ece": measures.expected_calibration_error(
-                confidences[:, None], is_correct[:, None], weights
-            ),
-            "brier": measures.ratios(weights @ brier, total),
-            "balanced_accuracy": measures.defined_mean(rates["sensitivity"].T),
-        }
-        for index, name in enumerate(names):
-            scores |= {f"{rate}/{name}": values[:, index] for rate, values in rates.items()}
-        if set(names) == measures.OCT_CLASSES:
-            urgent = np.isin(names, measures.URGENT_CLASSES)
-            is_urgent = urgent[truths]
-            rates = measures.rates_of(urgent[predicted], is_urgent, weights)
-            scores |= {f"urgent/{name}": values for name, values in rates.items()}
-            penalties = np.where(is_correct, 0.0, 1.0)
-            for answer, points in measures.URGENT_PENALTIES.items():
-                penalties[is_urgent & (predicted == names.index(answer))] = points
-            scores["weighted_error"] = measures.ratios(weights @ penalties, total)
-        return scores
+        scores = super().score(answers, weights)
+        of_classes = [scores[f"sensitivity/{name}"] for name in answers.label_names]
+        return scores | {"balanced_accuracy": measures.defined_mean(np.stack(of_classes))}
 
     def tables(self, answers: Answers) -> dict[str, Any]:
-        names = answers.label_names
-        matrix = np.zeros((len(names), len(names)), np.int64)
-        np.add.at(matrix, (answers.truths, self.chosen(answers.probabilities)), 1)
-        return {
-            "label_counts": dict(zip(names, matrix.sum(1).tolist(), strict=True)),
-            # The rows are the true classes.
-            "confusion_matrix": matrix.tolist(),
-        }
+        has, called = self.sides(answers)
+        # The rows are the true classes.
+        return {"confusion_matrix": (has.T.astype(int) @ called).tolist()}
 
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
         accuracy = words.share(metrics, "accuracy", "95 % interval: ")
@@ -143,10 +116,6 @@ class Classes(Task):
         ]
         columns = ["truth ↓ answer →", *names]
         return page.Table("Answers for the images of each class", columns, rows, look="matrix")
-
-    def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
-        given = self.chosen(answers.probabilities)
-        return answers.probabilities.max(-1), given == answers.truths
 
     def one_answer(self, answers: Answers, number: int) -> OneAnswer:
         names, of_image = answers.label_names, answers.probabilities[number]

@@ -19,10 +19,6 @@ import numpy as np
 OCT_CLASSES = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
 URGENT_CLASSES = ("CNV", "DME")
 
-#: Penalty points for an urgent case, by the predicted class, in the paper's weighted error. Any
-#: other mistake costs 1. Source: Kermany et al. 2018.
-URGENT_PENALTIES: Mapping[str, int] = {"NORMAL": 4, "DRUSEN": 2}
-
 #: Number of equal-width bins of confidence. Source: Guo et al. 2017, "On calibration of modern
 #: neural networks", section 2 (they use 15).
 NUM_CALIBRATION_BINS = 15
@@ -96,32 +92,26 @@ def expected_calibration_error(
     return ratios(np.abs(gaps).sum(-1), weights.sum(-1) * confidences.shape[1])
 
 
-def rates(
-    found: np.ndarray, called: np.ndarray, positives: np.ndarray, total: np.ndarray
+def rates_of(
+    is_called: np.ndarray, is_positive: np.ndarray, weights: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Returns `sensitivity`, `specificity`, `precision` and `f1`, float64 [...]; NaN if undefined.
+    """Returns `sensitivity`, `specificity`, `precision` and `f1`, [..., ...]; NaN if undefined.
 
     Precision is the share of the answers yes that are right, and F1 its harmonic mean with the
-    sensitivity. Source: van Rijsbergen 1979, "Information retrieval", chapter 7. The weights of the
-    positives that were found, of all answers yes, of all positives and of all are float64 [...].
+    sensitivity. Source: van Rijsbergen 1979, "Information retrieval", chapter 7. Answers yes and
+    truths are bool [num_examples, ...]. The weights, float64 [..., num_examples], are how often
+    each example counts.
     """
+    found, called, positives, total = (
+        weights @ side
+        for side in (is_called & is_positive, is_called, is_positive, np.ones(is_called.shape))
+    )
     return {
         "sensitivity": ratios(found, positives),
         "specificity": 1 - ratios(called - found, total - positives),
         "precision": ratios(found, called),
         "f1": ratios(2 * found, called + positives),
     }
-
-
-def rates_of(
-    is_called: np.ndarray, is_positive: np.ndarray, weights: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Returns `rates`, [..., ...], of answers yes and truths, bool [num_examples, ...].
-
-    The weights, float64 [..., num_examples], are how often each example counts.
-    """
-    sides = is_called & is_positive, is_called, is_positive, np.ones(is_called.shape)
-    return rates(*(weights @ side for side in sides))
 
 
 def predictive_values(
@@ -216,8 +206,6 @@ MEASURES: Mapping[str, Measure] = {
     "ece": Measure("calibration error"),
     "brier": Measure("Brier score", most=2.0, unit="number"),
     "quadratic_kappa": Measure("quadratic weighted kappa", least=-1.0),
-    # The mean of the penalties.
-    "weighted_error": Measure("mean penalty", most=4.0, unit="number"),
 }
 
 

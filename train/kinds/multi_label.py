@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from scipy import special
 
 from tfrecord_io.format import kinds
 from tfrecord_io.pages import page
@@ -27,7 +26,6 @@ class MultiLabel(Task):
     """
 
     kind = kinds.MULTI_LABEL
-    charts = ("roc", "reliability")
     run_measures = ("accuracy", "macro_auc", "macro_average_precision", "ece")
     decision = (
         "A threshold answers “this label, or not?”. The predicted labels do not depend on the "
@@ -76,35 +74,16 @@ class MultiLabel(Task):
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
         return probabilities >= LABEL_THRESHOLD
 
-    def distributions(self, probabilities: np.ndarray) -> np.ndarray:
-        """Returns [..., 2]: the probabilities of being without a label and of having it.
-
-        A sigmoid that is rounded to 1 leaves 0 for the other side, whose logarithm would outweigh
-        all others: like `logits_of`, this keeps a least probability.
-        """
-        pairs = np.stack([1 - probabilities, probabilities], axis=-1)
-        return np.maximum(pairs, measures.LEAST_PROBABILITY)
+    def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> tuple[np.ndarray, ...]:
+        without = (~truths).ravel().astype(np.int64)
+        return _pairs(probabilities).reshape(-1, 2), without
 
     def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
-        pairs = self.distributions(probabilities.astype(np.float64))
-        without, with_label = np.moveaxis(np.log(pairs), -1, 0)
-        return special.expit((with_label - without) / temperature).astype(probabilities.dtype)
+        cooled = super().cool(_pairs(probabilities.astype(np.float64)), temperature)
+        return cooled[..., 0].astype(probabilities.dtype)
 
-    def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
-        labels, called = answers.truths, self.chosen(answers.probabilities)
-        is_right = labels == called
-        total, rates = weights.sum(-1), measures.rates_of(called, labels, weights)
-        probabilities = answers.probabilities.astype(np.float64)
-        # Each label is a choice between two, of which the likelier one is the answer.
-        confidences = np.maximum(probabilities, 1 - probabilities)
-        scores = {
-            "accuracy": measures.ratios(weights @ is_right.mean(-1), total),
-            "ece": measures.expected_calibration_error(confidences, is_right, weights),
-            "brier": measures.ratios(weights @ np.square(probabilities - labels).mean(-1), total),
-        }
-        for index, name in enumerate(answers.label_names):
-            scores |= {f"{rate}/{name}": values[:, index] for rate, values in rates.items()}
-        return scores
+    def brier(self, answers: Answers) -> np.ndarray:
+        return np.square(answers.probabilities - answers.truths).mean(-1)
 
     def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         areas = super().areas(answers, weights)
@@ -114,14 +93,11 @@ class MultiLabel(Task):
         return areas
 
     def tables(self, answers: Answers) -> dict[str, Any]:
-        names, has, called = answers.label_names, answers.truths, self.chosen(answers.probabilities)
+        has, called = self.sides(answers)
         # Of each label [[without it, false alarms], [missed, found]].
         counts = [[(given & truth).sum(0) for given in (~called, called)] for truth in (~has, has)]
         matrices = np.moveaxis(counts, -1, 0).tolist()
-        return {
-            "label_counts": dict(zip(names, has.sum(0).tolist(), strict=True)),
-            "confusion_matrices": dict(zip(names, matrices, strict=True)),
-        }
+        return {"confusion_matrices": dict(zip(answers.label_names, matrices, strict=True))}
 
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
         interval = "95 % interval: "
@@ -149,11 +125,6 @@ class MultiLabel(Task):
         columns = ["label ↓ answer →", *given]
         return page.Table("Answers for each label", columns, rows, look="matrix")
 
-    def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
-        called = self.chosen(answers.probabilities)
-        sure = np.where(called, answers.probabilities, 1 - answers.probabilities)
-        return sure.ravel(), (called == answers.truths).ravel()
-
     def one_answer(self, answers: Answers, number: int) -> OneAnswer:
         place, output = divmod(number, len(answers.label_names))
         probability, name = float(answers.probabilities[place, output]), answers.label_names[output]
@@ -163,6 +134,16 @@ class MultiLabel(Task):
         )
         sure = probability if is_called else 1 - probability
         return OneAnswer(place, output, true, given, sure, not is_called)
+
+
+def _pairs(probabilities: np.ndarray) -> np.ndarray:
+    """Returns [..., 2]: the probabilities of having a label and of being without it.
+
+    A sigmoid that is rounded to 1 leaves 0 for the other side, whose logarithm would outweigh all
+    others: like `logits_of`, this keeps a least probability.
+    """
+    pairs = np.stack([probabilities, 1 - probabilities], axis=-1)
+    return np.maximum(pairs, measures.LEAST_PROBABILITY)
 
 
 MULTI_LABEL = MultiLabel()

@@ -114,8 +114,10 @@ class View:
 class Task(abc.ABC):
     """What a network learns and answers.
 
+    Labels are float32 [num_examples, num_labels], as records have them; truths are what they say,
+    and probabilities [num_examples, num_labels] what the network answers.
+
     Attributes:
-        charts: names of the charts of its answers, see `results.charts`.
         label_measures: of each label, columns of a table of the page.
         run_measures: figures on top of the page, and columns of its tables of folds and groups.
         glossary: what the measures mean.
@@ -123,7 +125,6 @@ class Task(abc.ABC):
     """
 
     kind: LabelKind
-    charts: tuple[str, ...] = ("roc", "reliability", "confusion")
     label_measures: tuple[str, ...] = (
         "sensitivity", "specificity", "precision", "f1", "auc", "average_precision",
     )  # fmt: skip
@@ -177,29 +178,36 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def truths(self, labels: np.ndarray) -> np.ndarray:
-        """Returns the truths of labels [num_examples, num_labels] as records hold them."""
+        """Returns the truths of labels."""
+
+    @abc.abstractmethod
+    def chosen(self, probabilities: np.ndarray) -> np.ndarray:
+        """Returns the truths that probabilities speak for."""
 
     @abc.abstractmethod
     def has(self, truths: np.ndarray, num_labels: int) -> np.ndarray:
         """Returns which examples have which labels, bool [num_examples, num_labels]."""
 
     @abc.abstractmethod
-    def chosen(self, probabilities: np.ndarray) -> np.ndarray:
-        """Returns the truths that probabilities [num_examples, num_labels] speak for."""
+    def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Returns the answers as choices between classes of which one is right.
 
-    def distributions(self, probabilities: np.ndarray) -> np.ndarray:
-        """Returns the answers as probabilities of classes, [..., num_classes], that add up to 1."""
-        return probabilities
+        They are probabilities that add up to 1, [num_choices, num_classes], and the right classes,
+        int64 [num_choices].
+        """
 
-    def choices(
-        self, probabilities: np.ndarray, truths: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns distributions [num_choices, num_classes] and right classes, int [num_choices]."""
-        answers = self.distributions(probabilities)
-        return answers.reshape(-1, answers.shape[-1]), truths.ravel().astype(np.int64)
+    def sides(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which labels examples have, and which the answers say, see `has`."""
+        num_labels, called = len(answers.label_names), self.chosen(answers.probabilities)
+        return self.has(answers.truths, num_labels), self.has(called, num_labels)
+
+    def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
+        """Returns the text of each label, as in examples.parquet."""
+        rows = self.has(truths, len(label_names))
+        return [self.kind.text_in(row, label_names) for row in rows]
 
     def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
-        """Returns probabilities [num_examples, num_labels], their logits divided by a temperature.
+        """Returns probabilities whose logits are divided by a temperature.
 
         Classes keep their order, but two close probabilities may become equal by rounding.
         """
@@ -240,22 +248,39 @@ class Task(abc.ABC):
         """Returns the share of right answers."""
         return float(np.mean(self.chosen(probabilities) == truths))
 
-    def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
-        """Returns the text of each label, as in examples.parquet."""
-        rows = self.has(truths, len(label_names))
-        return [self.kind.text_in(row, label_names) for row in rows]
-
     # ---- measures
 
     def views(self, label_names: Sequence[str]) -> list[View]:
         """Returns the questions with yes and no that the answers are measured by."""
         return [View(name, [place]) for place, name in enumerate(label_names)]
 
-    @abc.abstractmethod
     def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the measures that are quick to compute, float64 [num_weightings] by name.
 
         The weights, float64 [num_weightings, num_examples], are how often each example counts.
+        """
+        has, called = self.sides(answers)
+        choices, right = self.choices(answers.probabilities, answers.truths)
+        is_right = (choices.argmax(-1) == right).reshape(len(has), -1)
+        sure, total = choices.max(-1).reshape(is_right.shape), weights.sum(-1)
+        scores = {
+            "accuracy": measures.ratios(weights @ is_right.mean(-1), total),
+            "ece": measures.expected_calibration_error(sure, is_right, weights),
+            "brier": measures.ratios(weights @ self.brier(answers), total),
+        }
+        views = self.views(answers.label_names)
+        yes, truth = (
+            np.stack([view.is_positive(of) for view in views], -1) for of in (called, has)
+        )
+        for rate, values in measures.rates_of(yes, truth, weights).items():
+            scores |= {view.of(rate): values[:, place] for place, view in enumerate(views)}
+        return scores
+
+    @abc.abstractmethod
+    def brier(self, answers: Answers) -> np.ndarray:
+        """Returns the squared distance of each answer from the truth, float [num_examples].
+
+        Source: Brier 1950, "Verification of forecasts expressed in terms of probability".
         """
 
     def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -270,7 +295,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def tables(self, answers: Answers) -> dict[str, Any]:
-        """Returns the entries of metrics.json that count examples."""
+        """Returns the entry of metrics.json that counts right and wrong answers."""
 
     # ---- what a page says
 
@@ -288,18 +313,14 @@ class Task(abc.ABC):
 
     def mistakes(self, answers: Answers, most: int) -> list[OneAnswer]:
         """Returns the wrong answers with the highest probabilities."""
-        sure, is_right = self.sureness(answers)
-        order = np.argsort(-sure, kind="stable")
-        wrong = order[~is_right[order]][:most]
+        choices, right = self.choices(answers.probabilities, answers.truths)
+        order = np.argsort(-choices.max(-1), kind="stable")
+        wrong = order[(choices.argmax(-1) != right)[order]][:most]
         return [self.one_answer(answers, number) for number in wrong.tolist()]
 
     @abc.abstractmethod
-    def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the probability of each answer, and whether it is right."""
-
-    @abc.abstractmethod
     def one_answer(self, answers: Answers, number: int) -> OneAnswer:
-        """Returns an answer in words, by its number in `sureness`."""
+        """Returns an answer in words, by its number in `choices`."""
 
 
 def balanced_weights(counts: Sequence[int], power: float) -> tuple[float, ...]:

@@ -60,7 +60,7 @@ def write_charts(
     picture.
     """
     draw = {name: functools.partial(_epochs, history, name) for name in ("loss", "accuracy")}
-    for name in predictions.task.charts if predictions else ():
+    for name in DRAWN if predictions else ():
         draw[name] = functools.partial(DRAWN[name], predictions, metrics)
     charts = {}
     for name, fill in draw.items():
@@ -184,9 +184,10 @@ def reliability(predictions: Predictions, metrics: Mapping[str, Any], axes: Axes
 
 def confusion(predictions: Predictions, metrics: Mapping[str, Any], axes: Axes) -> str:
     """Draws the counts by true and predicted class."""
-    matrix, names = np.asarray(metrics["confusion_matrix"]), predictions.label_names
-    if len(names) > MAX_CLASSES:
+    matrix, names = metrics.get("confusion_matrix"), predictions.label_names
+    if matrix is None or len(names) > MAX_CLASSES:
         return ""
+    matrix = np.asarray(matrix)
     axes.figure.set_size_inches(3 + 0.5 * len(names), 2.5 + 0.5 * len(names))
     display = sk_metrics.ConfusionMatrixDisplay(matrix, display_labels=[*map(_label, names)])
     display.plot(ax=axes, cmap="Blues", colorbar=False, xticks_rotation=35, values_format="d")

@@ -145,7 +145,8 @@ def evaluate_predictions(predictions: Predictions, num_samples: int, seed: int) 
     probabilities, truths = predictions.probabilities, predictions.truths
     indices, views = groups.codes, task.views(label_names)
     num_area_samples = min(num_samples, MAX_AREA_COST // probabilities.size)
-    behind = examples_behind(views, task.has(truths, len(label_names)), indices)
+    has = task.has(truths, len(label_names))
+    behind = examples_behind(views, has, indices)
     interval = functools.partial(with_intervals, groups=indices, behind=behind, seed=seed)
     scores = interval(functools.partial(task.score, predictions), num_samples=num_samples)
     scores |= interval(functools.partial(_areas, predictions), num_samples=num_area_samples)
@@ -160,6 +161,7 @@ def evaluate_predictions(predictions: Predictions, num_samples: int, seed: int) 
         "auc_bootstrap_samples": num_area_samples,
         "confidence_level": CONFIDENCE_LEVEL,
         "loss": task.mean_loss(probabilities, truths),
+        "label_counts": dict(zip(label_names, has.sum(0).tolist(), strict=True)),
         **task.tables(predictions),
     }
     if predictions.folds is not None:

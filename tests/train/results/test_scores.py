@@ -32,20 +32,12 @@ def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
         assert found == pytest.approx((precision[place], f1[place]))
     # Two urgent ones are called so, and no other.
     assert (scores["urgent/precision"], scores["urgent/f1"]) == (1.0, pytest.approx(2 / 2.5))
-    # CNV called NORMAL costs 4, NORMAL called DRUSEN 1.
-    assert scores["weighted_error"] == pytest.approx(5 / 6)
-    # Rows are the truth, columns the answer: CNV, DME, DRUSEN, NORMAL.
-    points = [
-        [scores_of(certain([answer]), [truth])["weighted_error"] for answer in range(4)]
-        for truth in range(4)
-    ]
-    assert points == [[0, 1, 2, 4], [1, 0, 2, 4], [1, 1, 0, 1], [1, 1, 1, 0]]
     assert scores["balanced_accuracy"] == pytest.approx((0.5 + 1 + 1 + 0.5) / 4)
     without_normal = scores_of(certain([0, 0, 1, 0]), np.array([0, 0, 1, 1]))
     assert without_normal["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
     # The urgent view is for OCT classes alone.
     scores = scores_of(certain([0, 1], 2), [0, 1], ("cat", "urgent"))
-    assert not any(name.startswith("urgent/") or name == "weighted_error" for name in scores)
+    assert not any(name.startswith("urgent/") for name in scores)
 
 
 def random_answers(task, generator, num_examples):
