@@ -134,7 +134,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
         metrics=results,
         predictions=predictions,
         exposure=exposure,
-        own_metrics=own_results,
     )
     result.write(occlusion.explain(predict))
     print(f"The metrics and {PAGE_NAME} are in {output}")

@@ -18,7 +18,7 @@ from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import listed, printable
 from tfrecord_io.terminal.spelling import compiled, found_in, one_form
 from train.data.seen import FILE_NAME, read_seen
-from train.results.classifier import Classifier, Prediction
+from train.results.classifier import Classifier, Prediction, answered
 
 _FOLDERS = "a folder for each patient is --patient_regex '([^/]+)/[^/]*$'"
 
@@ -92,21 +92,12 @@ def _mean(classifier: Classifier, patient: str, images: Sequence[Prediction]) ->
     That is the one with the highest probability of the answer.
     """
     from train.kinds.measures import means_by_place
-    from train.results.thresholds import views_above
 
     read = [image for image in images if image.probabilities is not None]
     if not read:
         return dataclasses.replace(images[0], patient=patient, num_images=0)
     answers = np.stack([image.probabilities for image in read])
     mean = means_by_place(np.zeros(len(read), int), answers)
-    task, names = classifier.task, classifier.label_names
-    (predicted,) = task.texts(task.chosen(mean), names)
-    (above,) = views_above(classifier.thresholds, mean, names)
-    return dataclasses.replace(
-        read[answers[:, mean.argmax()].argmax()],
-        patient=patient,
-        num_images=len(read),
-        probabilities=mean[0],
-        predicted=predicted,
-        above=above,
-    )
+    decisive = read[answers[:, mean.argmax()].argmax()]
+    given = dataclasses.replace(decisive, patient=patient, num_images=len(read))
+    return answered(classifier, mean, [given])[0]

@@ -171,12 +171,10 @@ def reliability(predictions: Predictions, metrics: Mapping[str, Any], axes: Axes
         num_points = min(len(right) // _ANSWERS_A_POINT, _MAX_POINTS)
         if choices.shape[-1] < 2 or num_points < 2:
             return ""
-        confidence, is_right = choices.max(-1), choices.argmax(-1) == right
-        parts = np.array_split(np.argsort(confidence, kind="stable"), num_points)
-        x, y = ([values[part].mean() for part in parts] for values in (confidence, is_right))
-        CalibrationDisplay(np.array(y), np.array(x), confidence).plot(
-            ax=axes, name=name, ref_line=name == "as exported"
-        )
+        CalibrationDisplay.from_predictions(
+            choices.argmax(-1) == right, np.minimum(choices.max(-1), 1), n_bins=num_points,
+            strategy="quantile", name=name, ax=axes, ref_line=name == "as exported",
+        )  # fmt: skip
     axes.set(xlabel="probability given to the answer", ylabel="share of right answers")
     error = metrics["scores"]["ece"]["value"]
     return f"Reliability: calibration error {error:.3f}"

@@ -24,7 +24,7 @@ from tfrecord_io.decoding.preprocess import (
     frame_path,
 )
 from tfrecord_io.decoding.rejects import Reject
-from tfrecord_io.format.kinds import LabelKind, kind_in
+from tfrecord_io.format.kinds import kind_in
 from tfrecord_io.format.manifest import FILE_NAME as MANIFEST_NAME
 from tfrecord_io.format.manifest import check_types
 from tfrecord_io.terminal import flags
@@ -94,7 +94,7 @@ def load_classifier(path: Path) -> Classifier:
     """Loads what a run exported; the path is that of the run, or of its export folder.
 
     Raises:
-        UserError: if no exported model is there.
+        UserError: if no exported model is there, or one that is damaged.
     """
     folder = path / "export" if (path / "export").is_dir() else path
     saved, described = folder / "model.keras", folder / "preprocessing.json"
@@ -111,7 +111,18 @@ def load_classifier(path: Path) -> Classifier:
             f"--run {path}: expected the folder of a finished run, with export/{saved.name} and "
             f"export/{described.name}; {advice}"
         )
-    facts, preprocessing, kind = _read_facts(described)
+    try:
+        facts = json.loads(described.read_text(encoding="utf-8"))
+        named = {"label_names": [str], "dataset": {"fingerprint": str}}
+        check_types(facts, {"preprocessing": {}, **named}, "")
+        preprocessing = Preprocessing.from_dict(facts["preprocessing"])
+        seen_shapes, kind = tuple(map(float, facts["shapes"])), kind_in(facts)
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{described} does not say how files became the training images ({error!r}): "
+            "the dataset's manifest had no complete preprocessing, or another release wrote it, so "
+            "no file can be predicted"
+        ) from error
     label_names = tuple(facts["label_names"])
     with console.hide_native_noise():
         from train.kinds import task_of
@@ -132,26 +143,9 @@ def load_classifier(path: Path) -> Classifier:
         label_names=label_names,
         fingerprint=facts["dataset"]["fingerprint"],
         thresholds=read_thresholds(folder, label_names),
-        shapes=facts["shapes"],
+        shapes=seen_shapes,
         folder=folder,
     )
-
-
-def _read_facts(path: Path) -> tuple[dict[str, Any], Preprocessing, LabelKind]:
-    """Returns the content of preprocessing.json, how files become images, and what is learned."""
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        named = {"label_names": [str], "dataset": {"fingerprint": str}}
-        check_types(facts, {"preprocessing": {}, **named}, "")
-        preprocessing = Preprocessing.from_dict(facts["preprocessing"])
-        facts["shapes"] = tuple(map(float, facts["shapes"]))
-        return facts, preprocessing, kind_in(facts)
-    except (KeyError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{path} does not say how files became the training images ({error!r}): "
-            "the dataset's manifest had no complete preprocessing, or another release wrote it, so "
-            "no file can be predicted"
-        ) from error
 
 
 def _load_model(path: Path, preprocessing: Preprocessing, num_labels: int) -> keras.Model:
@@ -203,6 +197,22 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
     return dataclasses.replace(first, thresholds=(), models=models)
 
 
+def answered(
+    classifier: Classifier, answers: np.ndarray, given: Sequence[Prediction]
+) -> list[Prediction]:
+    """Returns predictions with their answers, [num_given, num_labels]."""
+    # Imports Keras, which a loaded classifier did already.
+    from train.results.thresholds import views_above
+
+    task, names = classifier.task, classifier.label_names
+    texts = task.texts(task.chosen(answers), names)
+    above = views_above(classifier.thresholds, answers, names)
+    return [
+        dataclasses.replace(each, probabilities=row, predicted=text, above=views)
+        for each, row, text, views in zip(given, answers, texts, above, strict=True)
+    ]
+
+
 def pixels_of(image: DecodedImage, preprocessing: Preprocessing) -> np.ndarray:
     """Returns a decoded image as it is stored, [height, width, channels]."""
     return np.frombuffer(image.pixels, np.uint8).reshape(preprocessing.image_shape)
@@ -210,23 +220,25 @@ def pixels_of(image: DecodedImage, preprocessing: Preprocessing) -> np.ndarray:
 
 def read_pictures(
     path: Path, preprocessing: Preprocessing
-) -> Iterator[tuple[int | None, DecodedImage | Reject, str | None]]:
-    """Yields the number of each picture of a file, the picture or why it is left out, the patient.
+) -> Iterator[tuple[Prediction, DecodedImage | None]]:
+    """Yields each picture of a file without its answer; None for one that is left out.
 
     Only DICOM files name a patient.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
-        yield None, Reject("unreadable", str(error)), None
+        yield Prediction(path=path, reject=str(Reject("unreadable", str(error)))), None
         return
     found = find_pictures(path.name, len(data), data, lambda: io.BytesIO(data))
     # A report or the like has no frames; decoding says so.
     for frame in found.frames or (0,):
+        one = Prediction(path=path, frame=frame, patient=found.header.patient)
         try:
-            yield frame, decode_image(data, preprocessing, frame), found.header.patient
+            image = decode_image(data, preprocessing, frame)
+            yield dataclasses.replace(one, shape=image.shape), image
         except Reject as reject:
-            yield frame, reject, found.header.patient
+            yield dataclasses.replace(one, reject=str(reject)), None
 
 
 def predict_files(
@@ -237,38 +249,17 @@ def predict_files(
     Raises:
         ModuleNotFoundError: if one is a DICOM file, and pydicom or a codec is not installed.
     """
-    # Imports Keras, which a loaded classifier did already.
-    from train.results.thresholds import views_above
-
-    pictures = (
-        (path, frame, image, patient)
-        for path in paths
-        for frame, image, patient in read_pictures(path, classifier.preprocessing)
-    )
-    task, names = classifier.task, classifier.label_names
+    settings = classifier.preprocessing
+    pictures = (each for path in paths for each in read_pictures(path, settings))
     while batch := list(itertools.islice(pictures, batch_size)):
-        read = [image for _, _, image, _ in batch if isinstance(image, DecodedImage)]
-        images = [pixels_of(image, classifier.preprocessing) for image in read]
-        answers = np.empty((0, len(names)))
-        if images:
-            answers = predict_images(classifier, np.stack(images))
-        above_all = views_above(classifier.thresholds, answers, names)
-        rows = zip(answers, above_all, strict=True)
-        for path, frame, image, patient in batch:
-            if isinstance(image, Reject):
-                yield Prediction(path=path, frame=frame, reject=str(image), patient=patient)
-                continue
-            row, above = next(rows)
-            (predicted,) = task.texts(task.chosen(row[None]), names)
-            yield Prediction(
-                path=path,
-                frame=frame,
-                probabilities=row,
-                predicted=predicted,
-                above=above,
-                shape=image.shape,
-                patient=patient,
+        read = [(one, pixels_of(image, settings)) for one, image in batch if image]
+        answers: Iterator[Prediction] = iter(())
+        if read:
+            given, images = zip(*read, strict=True)
+            answers = iter(
+                answered(classifier, predict_images(classifier, np.stack(images)), given)
             )
+        yield from (next(answers) if image else one for one, image in batch)
 
 
 def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -109,8 +108,8 @@ def _by_patient(predictions: Predictions, num_samples: int, seed: int) -> dict[s
         return {name: found[name] for name in task.run_measures if name in found}
 
     groups = predictions.groups.codes
-    counts = {"sizes": np.bincount(groups[first]), "num_samples": num_samples}
-    return with_intervals(rates, groups, {}, seed=seed, **counts)
+    patients_of = np.bincount(groups[first])
+    return with_intervals(rates, groups, {}, sizes=patients_of, num_samples=num_samples, seed=seed)
 
 
 def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
@@ -134,12 +133,11 @@ def evaluate_predictions(predictions: Predictions, num_samples: int, seed: int) 
         a dict of JSON values: `num_examples`, `num_patients` (those that are known, None if none
         is), `images_without_patient`, `num_groups`, `bootstrap_by` (see `Groups.unit`),
         `bootstrap_samples`, `auc_bootstrap_samples` (fewer if that many would take hours),
-        `confidence_level`, `loss`, the task's tables (`label_counts`, and for classes
-        `confusion_matrix`), `label_groups` (how many groups have each label), `scores` and `notes`;
-        of a cross-validation also `areas_left_out`, how many folds each area under a curve leaves
-        out because a class is missing. `scores` has `value`, `low` and `high` of the 95 % interval
-        by the name of the measure; an entry is None if it is undefined or rests on a single group
-        (see `with_intervals`). `notes` are sentences about what limits these figures.
+        `confidence_level`, `loss`, `label_counts`, the task's table (for classes
+        `confusion_matrix`), `label_groups` (how many groups have each label), `scores` and `notes`.
+        `scores` has `value`, `low` and `high` of the 95 % interval by the name of the measure; an
+        entry is None if it is undefined or rests on a single group (see `with_intervals`). `notes`
+        are sentences about what limits these figures.
     """
     task, groups, label_names = predictions.task, predictions.groups, predictions.label_names
     probabilities, truths = predictions.probabilities, predictions.truths
@@ -164,13 +162,6 @@ def evaluate_predictions(predictions: Predictions, num_samples: int, seed: int) 
         "label_counts": dict(zip(label_names, has.sum(0).tolist(), strict=True)),
         **task.tables(predictions),
     }
-    if predictions.folds is not None:
-        result["areas_left_out"] = collections.Counter(
-            name
-            for answers in predictions.by_fold()
-            for name, (area,) in task.areas(answers, np.ones((1, len(answers.truths)))).items()
-            if np.isnan(area)
-        )
     result["label_groups"] = {
         name: int(np.count_nonzero(behind[f"sensitivity/{name}"])) for name in label_names
     }
@@ -217,14 +208,13 @@ def describe_folds(scores: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
     spread = {}
     for name in dict.fromkeys(name for of_fold in scores.values() for name in of_fold):
         values = np.array([of_fold.get(name, np.nan) for of_fold in scores.values()])
-        known_values = values[~np.isnan(values)]
-        spread[name] = {
-            "mean": rounded(known_values.mean() if len(known_values) else np.nan),
-            "std_over_folds": rounded(known_values.std(ddof=1)) if len(known_values) > 1 else None,
-        }
+        known = values[~np.isnan(values)]
+        deviation = known.std(ddof=1) if len(known) > 1 else np.nan
+        mean = known.mean() if len(known) else np.nan
+        spread[name] = {"mean": rounded(mean), "std_over_folds": rounded(deviation)}
     folds = [
-        {"fold": fold, "scores": {name: rounded(value) for name, value in scores[fold].items()}}
-        for fold in sorted(scores)
+        {"fold": fold, "scores": {name: rounded(value) for name, value in of_fold.items()}}
+        for fold, of_fold in sorted(scores.items())
     ]
     return {"folds": folds, "spread": spread}
 
@@ -247,11 +237,6 @@ def _notes(result: Mapping[str, Any], units: Sequence[str]) -> list[str]:
         notes.append(
             f"the intervals rest on {num_groups} {plural_unit(by)}; with fewer than {FEW_GROUPS} "
             "they are rough, and in simulations rather too wide than too narrow"
-        )
-    if left_out := result.get("areas_left_out"):
-        numbers = [f"{name} of {count}" for name, count in left_out.items()]
-        notes.append(
-            f"the areas leave out folds in which a class is missing: {listed(numbers, 12)}"
         )
     if absent := [printable(name) for name, num in result["label_counts"].items() if not num]:
         notes.append(f"there is no image of {listed(absent)}; means leave it out")

@@ -21,7 +21,7 @@ from tfrecord_io.stores.files import atomic_write, write_last
 from train.data.dataset import Dataset
 from train.data.seen import Exposure
 from train.kinds import task_of, words
-from train.kinds.task import Task, View
+from train.kinds.task import Task
 from train.machine.console import stage
 from train.machine.devices import versions
 from train.machine.places import METRICS_NAME, PAGE_NAME
@@ -29,15 +29,6 @@ from train.results import sections
 from train.results.charts import write_charts
 from train.results.mistakes import MAX_EXPLAINED, Explanation, ShownAnswer, find_mistakes
 from train.results.predictions import Predictions, write_predictions
-
-# Files beside the page that it names, as far as they are there, and what they hold.
-_FILES = {
-    "predictions.csv": "every answer",
-    "config.json": "every setting",
-    "history.json": "every epoch",
-    "export/thresholds.json": "the thresholds",
-    "plots/": "plots for papers",
-}
 
 # The sections of a run of which nothing was measured.
 _ALWAYS = (sections.training, sections.limits)
@@ -75,7 +66,7 @@ class Result:
     # What a kind of result says of itself: its name, the first sentence, the beginning of what had
     # not been seen, and what a reader must not conclude.
     kind: ClassVar[str] = "Result of the run"
-    lead: ClassVar[str] = "On the {images} of {split}, the network {verdict}"
+    lead: ClassVar[str] = "On the {images} of split {split}, the network {verdict}"
     compared: ClassVar[str] = "What the network had seen was compared with these {}: it had seen"
     limits: ClassVar[Sequence[str]] = (
         "All images come from one collection. A network is often worse on images of another "
@@ -96,19 +87,9 @@ class Result:
         return f"How well the network reads {self.manifest.name}"
 
     @property
-    def is_measured(self) -> bool:
-        return "scores" in self.metrics
-
-    @property
     def is_of_validation(self) -> bool:
         """Whether the run made its choices with the images that measure it."""
-        return self.metrics.get("split") == "val"
-
-    @property
-    def views(self) -> list[View]:
-        """The rows of the table of labels: each label, and then groups of them."""
-        views = self.task.views(list(self.metrics["label_counts"]))
-        return sorted(views, key=lambda view: view.is_group)
+        return self.metrics.get("split") == "val" and "model" not in self.metrics
 
     def images_of(self, split: str) -> list[int]:
         """Returns the images of a split and of each label in it, without augmented copies."""
@@ -172,16 +153,11 @@ class Result:
     def render(self) -> str:
         """Returns the HTML of the page."""
         title = self.directory.resolve().name
-        files = [
-            page.markup(', <a href="{0}">{0}</a> with {1}', name, what)
-            for name, what in _FILES.items()
-            if (self.directory / name).exists()
-        ]
-        beside = 'Beside this page: <a href="metrics.json">metrics.json</a> with every figure{}.'
+        beside = 'Beside this page: <a href="metrics.json">metrics.json</a> with every figure.'
         warning = "This is not a medical device. Nobody may be diagnosed or treated by it."
-        parts = self.parts if self.is_measured else _ALWAYS
-        made = [(make, make(self)) for make in parts]
-        top = sections.top if self.is_measured else sections.top_without_result
+        is_measured = "scores" in self.metrics
+        made = [(make, make(self)) for make in (self.parts if is_measured else _ALWAYS)]
+        top = sections.top if is_measured else sections.top_without_result
         return page.render(
             page.Page(
                 title=f"{self.heading} – {title}",
@@ -189,12 +165,11 @@ class Result:
                 heading=self.heading,
                 top=[page.markup("<strong>{}</strong>", warning), *top(self)],
                 sections=[page.Section(make.__name__, *found) for make, found in made if found],
-                footer=page.markup(beside, page.markup("").join(files)),
+                footer=page.markup(beside),
             )
         )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RunResult(Result):
     """The result of a training."""
 
@@ -203,13 +178,9 @@ class RunResult(Result):
         "This is one run. Another seed or another choice of patients gives another result; "
         "a cross-validation (--folds 5) shows how much it varies.",
     )
-    parts = (
-        *(sections.classes, sections.by, sections.answers, sections.probabilities),
-        *_ALWAYS,
-    )
+    parts = (sections.classes, sections.by, sections.answers, sections.probabilities, *_ALWAYS)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CrossValidationResult(Result):
     """The result of all folds of a cross-validation."""
 
@@ -221,38 +192,21 @@ class CrossValidationResult(Result):
     compared = (
         "What each network had seen was compared with those that it judged of these {}: it had seen"
     )
-    parts = (
-        *(sections.classes, sections.by, sections.answers, sections.folds),
-        *(sections.probabilities, *_ALWAYS),
-    )
+    parts = (*RunResult.parts[:3], sections.folds, *RunResult.parts[3:])
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EvaluationResult(Result):
-    """The result of finished runs on a dataset.
-
-    Attributes:
-        own_metrics: metrics.json of the run, if it is one.
-    """
-
-    own_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The result of finished runs on a dataset."""
 
     kind = "Evaluation"
     limits = (
         "All images come from one collection. A network is often worse on images of another "
         "clinic or device.",
     )
-    parts = (
-        *(sections.classes, sections.by, sections.comparison, sections.answers),
-        *(sections.probabilities, *_ALWAYS),
-    )
+    parts = RunResult.parts
 
     @property
     def heading(self) -> str:
         # The export of a run may have been given.
         run = Path(self.metrics["model"].removesuffix("/export")).resolve().name
         return f"How well {run} reads {self.manifest.name}"
-
-    @property
-    def is_of_validation(self) -> bool:
-        return False

@@ -19,7 +19,7 @@ from train.results.metrics import FEW_BEHIND
 from train.results.mistakes import SEEN, ShownAnswer
 
 if TYPE_CHECKING:
-    from train.results.result import CrossValidationResult, EvaluationResult, Result
+    from train.results.result import CrossValidationResult, Result
 
 # Settings that the page always shows; a click shows the others.
 _MAIN_SETTINGS = (
@@ -60,13 +60,8 @@ def top_without_result(result: Result) -> list[Any]:
 def top(result: Result) -> list[Any]:
     """Returns what stands on top: the verdict, what casts doubt on it, and the main figures."""
     metrics, task, seen = result.metrics, result.task, result.exposure
-    images, split = words.measured_images(metrics), metrics["split"]
+    images = words.measured_images(metrics)
     verdict, *leads = task.verdict(metrics)
-    where = f"the {'validation' if split == 'val' else split} split"
-    if split == "all":
-        where = "all splits"
-    elif "," in split:
-        where = f"the splits {listed(split.split(','))}"
     cautions = []
     if seen and seen.num_images and seen.is_measured:
         cautions.append(
@@ -91,7 +86,7 @@ def top(result: Result) -> list[Any]:
             "The dataset has no test split. The run also made its choices with these validation "
             "images, so the result is probably too good."
         )
-    lead = result.lead.format(images=images, split=where, verdict=verdict)
+    lead = result.lead.format(images=images, split=metrics["split"], verdict=verdict)
     blocks: list[Any] = [page.Note(lead, "lead first")]
     blocks += [page.Note(caution, "caution") for caution in cautions if caution]
     more = [page.Note(lead, "lead") for lead in leads]
@@ -178,8 +173,10 @@ def classes(result: Result) -> Section:
             f" The figures in grey are 95 % intervals over {plural_unit(unit)}; a bar from 0 to 1 "
             "shows the figure as a mark and the interval as a darker stretch."
         )
+    # Each label, and then groups of them.
+    views = sorted(task.views(list(counts)), key=lambda view: view.is_group)
     rows = []
-    for view in result.views:
+    for view in views:
         groups = metrics["label_groups"].get(view.name, FEW_BEHIND)
         small = f"few: {counted(groups, unit, plural_unit(unit))}" if groups < FEW_BEHIND else ""
         if view.is_group:
@@ -215,26 +212,6 @@ def by(result: Result) -> Section:
         "worse than the others may have other devices, people or labels."
     )
     return (f"By {', '.join(names)}", [about, *tables]) if tables else None
-
-
-def comparison(result: EvaluationResult) -> Section:
-    """The measures of the training run beside those of an evaluation."""
-    metrics, own = result.metrics, result.own_metrics
-    names = [*result.task.run_measures]
-    names += [
-        view.of(measure) for view in result.views for measure in ("sensitivity", "specificity")
-    ]
-    rows = [
-        [words.title_of(name), _cell(own["scores"], name), _cell(metrics["scores"], name)]
-        for name in names
-        if name in own.get("scores", {})
-    ]
-    about = (
-        f"The same network on the {own.get('split')} split of the dataset that it was trained on, "
-        "and on this one. Intervals that overlap say little about a difference."
-    )
-    title, columns = "Beside the training run", ("measure", "training run", "this dataset")
-    return (title, [about, page.Box([page.Table(title, columns, rows)])]) if rows else None
 
 
 def answers(result: Result) -> Section:
@@ -320,34 +297,26 @@ def probabilities(result: Result) -> Section:
 
 
 def _thresholds(result: Result) -> list[Any]:
-    """Returns the rates that thresholds reach, over images and over patients."""
+    """Returns the rates that thresholds reach."""
     prevalences = result.metrics.get("prevalence", {})
     columns = ["sensitivity", "specificity", *(["ppv", "npv"] if prevalences else [])]
     rows: list[list[Any]] = []
     for entry in result.metrics["thresholds"]:
-        num_positives = entry["val"]["num_positives"]
+        num_positives, reached = entry["val"]["num_positives"], entry["test"]
         few = " (few)" if num_positives < _FEW_POSITIVES else ""
         wanted = f"{words.percent(entry['wanted_sensitivity'])} wanted"
         name = page.Cell(entry["view"], f"{wanted}, on {num_positives:,} positives{few}")
-        for unit, key in (("images", "test"), ("patients", "test_by_patient")):
-            if reached := entry.get(key):
-                positives, negatives = reached["num_positives"], reached["num_negatives"]
-                count = f"{positives:,} of {positives + negatives:,}"
-                first = page.Cell(words.decimal(entry["threshold"]), look="count")
-                totals = {"sensitivity": positives, "specificity": negatives}
-                cells = [_cell(reached, each, totals.get(each)) for each in columns]
-                rows.append([name, first, unit, page.Cell(count, look="count"), *cells])
-    about = (
-        f"{result.task.decision} A patient is positive if any of its images is, and is called "
-        "positive if the mean of their probabilities reaches the threshold."
-    )
+        totals = {"sensitivity": reached["num_positives"], "specificity": reached["num_negatives"]}
+        cells = [_cell(reached, each, totals.get(each)) for each in columns]
+        rows.append([name, page.Cell(words.decimal(entry["threshold"]), look="count"), *cells])
+    about = result.task.decision
     if prevalences:
         shares = (f"{words.percent(share)} are {name}" for name, share in prevalences.items())
         about += (
             " PPV and NPV are the shares of right answers among yes and among no, where "
             f"{', '.join(shares)} (Altman and Bland 1994)."
         )
-    columns = _columns((result.task.kind.noun, "probability from", "counted", "positive"), columns)
+    columns = _columns((result.task.kind.noun, "probability from"), columns)
     table = page.Table("Thresholds for a wanted sensitivity", columns, rows)
     return [table, _folded(about)]
 
@@ -384,7 +353,7 @@ def training(result: Result) -> Section:
 
 def limits(result: Result) -> Section:
     """What a reader must not conclude from a result."""
-    if not result.is_measured:
+    if "scores" not in result.metrics:
         return None
     # The note on what the network has seen stands on top of the page.
     on_top = result.exposure and result.exposure.note

@@ -1,8 +1,7 @@
 """Thresholds that reach a wanted sensitivity, and what calibration changes.
 
-Thresholds are chosen on the validation split alone and exported beside the model. The same numbers
-are then measured on the test split, applied by `train/predict.py`, and measured on the images of
-another hospital by `train/evaluate.py`.
+Thresholds are chosen on the validation split and exported beside the model. They are measured on
+the test split, applied by `train/predict.py`, and measured elsewhere by `train/evaluate.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 
 from tfrecord_io.format.manifest import check_types
 from tfrecord_io.terminal.errors import UserError
-from train.kinds.measures import means_by_place, predictive_values, rates_of
+from train.kinds.measures import predictive_values, rates_of
 from train.kinds.task import MAX_VIEWS, View
 from train.results.bootstrap import behind_rates, rounded, with_intervals
 from train.results.predictions import Predictions
@@ -38,13 +37,11 @@ def describe_calibration(predictions: Predictions, temperature: float) -> dict[s
 
     The predictions are on other images than those that it was fitted to.
     """
-    ones, found = np.ones((1, len(predictions.truths))), {"temperature": round(temperature, 6)}
-    sides = {"before": predictions.uncalibrated, "after": predictions.probabilities}
-    for when, probabilities in sides.items():
-        answers = dataclasses.replace(predictions, probabilities=probabilities)
-        error = predictions.task.score(answers, ones)["ece"][0]
-        found[f"ece_{when}"] = round(float(error), 6)
-    return found
+    ones, raw = np.ones((1, len(predictions.truths))), predictions.uncalibrated
+    before = dataclasses.replace(predictions, probabilities=raw)
+    errors = (predictions.task.score(each, ones)["ece"][0] for each in (before, predictions))
+    names = ("temperature", "ece_before", "ece_after")
+    return {name: round(float(n), 6) for name, n in zip(names, (temperature, *errors), strict=True)}
 
 
 def threshold_for_sensitivity(
@@ -74,30 +71,20 @@ def choose_thresholds(val: Predictions, wanted: float) -> list[dict[str, Any]]:
         or whose threshold separates nothing has no entry, nor have many labels.
     """
     task, names, chosen = val.task, val.label_names, []
-    if len(names) > MAX_VIEWS:
-        return []
     has = task.has(val.truths, len(names))
-    for view in task.views(names):
+    for view in task.views(names) if len(names) <= MAX_VIEWS else ():
         ranking, is_positive = view.ranking(val.probabilities), view.is_positive(has)
         threshold = threshold_for_sensitivity(ranking, is_positive, wanted)
         if threshold is None:
             continue
         rates = _sides(ranking >= threshold, is_positive, np.ones(len(ranking)))
-        # Positives reach it no more often than others do.
-        if rates["sensitivity"] + rates["specificity"] <= 1:
-            continue
-        chosen.append(
-            {
-                "view": view.name,
-                "labels": [names[place] for place in view.places],
-                "wanted_sensitivity": float(wanted),
-                "threshold": threshold,
-                "val": {
-                    "num_positives": int(is_positive.sum()),
-                    **{name: rounded(float(rate)) for name, rate in rates.items()},
-                },
-            }
-        )
+        # Else positives reach it no more often than others do.
+        if sum(rates.values()) > 1:
+            entry = {"view": view.name, "labels": [names[place] for place in view.places]}
+            entry |= {"wanted_sensitivity": float(wanted), "threshold": threshold}
+            reached = {name: rounded(float(rate)) for name, rate in rates.items()}
+            entry["val"] = {"num_positives": int(is_positive.sum())} | reached
+            chosen.append(entry)
     return chosen
 
 
@@ -151,20 +138,20 @@ def parse_prevalences(text: str, views: Sequence[str]) -> dict[str, float]:
     Raises:
         UserError: if one is not between 0 and 1, or is of something else or given twice.
     """
-    shares: dict[str, float] = {}
-    for cell in filter(None, text.split(",")):
-        name, is_named, number = cell.rpartition("=")
-        try:
-            share = float(number)
-        except ValueError:
-            share = -1
-        names = [name] if is_named else list(views)
-        if not 0 < share < 1 or not (set(views) - shares.keys()).issuperset(names):
-            raise UserError(
-                "--prevalence: expected a number between 0 and 1, or one such number for some "
-                f"of {', '.join(views)}; received {text!r}"
-            )
-        shares |= dict.fromkeys(names, share)
+    cells = [cell.rpartition("=") for cell in filter(None, text.split(","))]
+    names = [name for name, *_ in cells]
+    if names == [""]:  # one number for all
+        names, cells = list(views), cells * len(views)
+    try:
+        shares = {name: float(number) for name, (*_, number) in zip(names, cells, strict=True)}
+        is_right = len(shares) == len(cells) and shares.keys() <= set(views)
+    except ValueError:
+        is_right = False
+    if not is_right or not all(0 < share < 1 for share in shares.values()):
+        raise UserError(
+            "--prevalence: expected a number between 0 and 1, or one such number for some "
+            f"of {', '.join(views)}; received {text!r}"
+        )
     return shares
 
 
@@ -177,52 +164,33 @@ def measure_thresholds(
 ) -> list[dict[str, Any]]:
     """Returns the entry `thresholds` of metrics.json: what the chosen thresholds give elsewhere.
 
-    A patient is positive if any of its images is, and is called positive if the mean of their
-    probabilities reaches the threshold. A threshold for a label that the answers do not have is
-    left out. The predictions are on other images than those of the choice, with the temperature
-    applied. The prevalences are shares of positives where the network is to be used, by view.
+    A threshold for a label that the answers do not have is left out. The predictions are on other
+    images than those of the choice, with the temperature applied. The prevalences are shares of
+    positives where the network is to be used, by view.
 
     Returns:
         the entries of `chosen`, each with `test`: `num_positives`, `num_negatives`, and with their
         intervals (`value`, `low`, `high`) `sensitivity`, `specificity`, and where a prevalence is
-        stated `ppv` and `npv`. Where patients are known, `test_by_patient` has the same.
+        stated `ppv` and `npv`.
     """
-    patients, label_names = predictions.values("patient"), predictions.label_names
-    has = predictions.task.has(predictions.truths, len(label_names))
-    units = {"test": (predictions.probabilities, has, predictions.groups.codes)}
-    known = np.flatnonzero([patient is not None for patient in patients])
-    if len(known):
-        names = [str(patients[place]) for place in known]
-        _, first, of_patient = np.unique(names, return_index=True, return_inverse=True)
-        means, shares = (
-            means_by_place(of_patient, rows[known])
-            for rows in (predictions.probabilities, has.astype(np.float64))
-        )
-        # Two patients with the same picture are one group.
-        _, groups = np.unique(predictions.groups.codes[known[first]], return_inverse=True)
-        units["test_by_patient"] = means, shares > 0, groups
-    measured = []
+    names, groups, measured = predictions.label_names, predictions.groups.codes, []
+    has = predictions.task.has(predictions.truths, len(names))
     for entry in chosen:
-        if not set(entry["labels"]) <= set(label_names):
+        if not set(entry["labels"]) <= set(names):
             continue
-        view, reached = view_of(entry, label_names), {}
-        for unit, (answers, truths, groups) in units.items():
-            is_called = view.ranking(answers) >= entry["threshold"]
-            is_positive = view.is_positive(truths)
-            reached[unit] = {
-                "num_positives": int(is_positive.sum()),
-                "num_negatives": int((~is_positive).sum()),
-                **with_intervals(
-                    functools.partial(
-                        _sides, is_called, is_positive, prevalence=prevalences.get(view.name)
-                    ),
-                    groups,
-                    behind_rates(is_positive, groups),
-                    num_samples=num_samples,
-                    seed=seed,
-                ),
-            }
-        measured.append({**entry, **reached})
+        view = view_of(entry, names)
+        is_called = view.ranking(predictions.probabilities) >= entry["threshold"]
+        is_positive, prevalence = view.is_positive(has), prevalences.get(view.name)
+        rates = with_intervals(
+            functools.partial(_sides, is_called, is_positive, prevalence=prevalence),
+            groups,
+            behind_rates(is_positive, groups),
+            num_samples=num_samples,
+            seed=seed,
+        )
+        num_positives = int(is_positive.sum())
+        counts = {"num_positives": num_positives, "num_negatives": len(has) - num_positives}
+        measured.append({**entry, "test": counts | rates})
     return measured
 
 

@@ -2,14 +2,12 @@ import dataclasses
 import json
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from answers import dataset_of, predictions_of
+from answers import predictions_of
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 
-from tfrecord_io.format.groups import Groups
 from tfrecord_io.terminal.errors import UserError
 from train.kinds.classes import CLASSES
 from train.kinds.measures import expected_calibration_error, rates_of
@@ -110,22 +108,9 @@ def three_classes(num_examples, seed=0):
     return predictions_of(softmax(logits).astype(np.float32), labels)
 
 
-def measured_thresholds(val, test, patients=None, groups=None, num_samples=20, prevalences=()):
-    chosen = thresholds.choose_thresholds(val, 0.9)
-    dataset = dataset_of(len(test.truths), patients)
-    dataset = dataclasses.replace(dataset, groups=groups or dataset.groups)
-    test = dataclasses.replace(test, dataset=dataset)
-    return thresholds.measure_thresholds(chosen, test, num_samples, 0, dict(prevalences))
-
-
-def counts(reached):
-    return reached["num_positives"], reached["num_negatives"]
-
-
 def test_thresholds_are_chosen_on_validation_and_measured_on_test():
     val, test = three_classes(80), three_classes(120, seed=1)
-    patients = [str(index // 3) for index in range(120)]
-    found = measured_thresholds(val, test, patients=patients, num_samples=50)
+    found = thresholds.measure_thresholds(thresholds.choose_thresholds(val, 0.9), test, 50, 0)
     assert json.loads(json.dumps(found)) == found
     assert [entry["view"] for entry in found] == ["urgent", "CNV", "DME", "DRUSEN"]
     for entry in found:
@@ -139,31 +124,7 @@ def test_thresholds_are_chosen_on_validation_and_measured_on_test():
         (called & is_urgent).sum() / is_urgent.sum(), abs=1e-6
     )
     assert urgent["test"]["num_positives"] == is_urgent.sum()
-    # A patient has three images, the mean of which decides, and any of which can be urgent.
-    of_patient = is_urgent.reshape(40, 3).any(1)
-    mean = test.probabilities.astype(np.float64).reshape(40, 3, 4).mean(1)
-    called_patient = mean[:, :2].sum(1) >= urgent["threshold"]
-    assert (called_patient != called.reshape(40, 3).any(1)).any()
-    by_patient = urgent["test_by_patient"]
-    assert by_patient["num_positives"] == of_patient.sum()
-    assert by_patient["specificity"]["value"] == pytest.approx(
-        (~called_patient & ~of_patient).sum() / (~of_patient).sum(), abs=1e-6
-    )
-
-
-def test_patients_of_one_group_count_alone_and_vary_together_and_unknown_ones_are_images():
-    val, test, patients = three_classes(80), three_classes(60), [str(n // 3) for n in range(60)]
-    one = Groups(names=pa.array(["patient:0"] * 60, pa.large_string()))
-    alone, joined = (
-        measured_thresholds(val, test, patients, groups)[0]["test_by_patient"]["sensitivity"]
-        for groups in (None, one)
-    )
-    assert joined == {"value": alone["value"], "low": None, "high": None}
-    assert alone["low"] is not None
-    found = measured_thresholds(val, three_classes(9), [*"aaabbbb", None, None])
-    assert {sum(counts(entry["test"])) for entry in found} == {9}
-    assert {sum(counts(entry["test_by_patient"])) for entry in found} == {2}
-    assert "test_by_patient" not in measured_thresholds(val, three_classes(9))[0]
+    assert urgent["test"]["num_negatives"] == (~is_urgent).sum()
 
 
 def test_exported_thresholds_are_read_as_they_were_chosen(tmp_path):

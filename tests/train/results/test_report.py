@@ -123,7 +123,7 @@ def test_the_page_tells_the_result_first_and_then_how_it_came_about(full, text):
     low, value, high = (f"{100 * accuracy[key]:.1f}" for key in ("low", "value", "high"))
     before, after = (100 * metrics["calibration"][f"ece_{when}"] for when in ("before", "after"))
     for phrase in (
-        "On the 80 images of 40 patients of the test split, the network named the right class for "
+        "On the 80 images of 40 patients of split test, the network named the right class for "
         f"{value} % ({round(80 * accuracy['value'])} of 80; 95 % interval: {low} to {high} %).",
         "would be right for 25.0 %.",
         "Of the urgent images (CNV and DME), it called",
@@ -153,9 +153,9 @@ GUESSED = measured(np.full((40, 4), 0.25, np.float32), np.arange(40) % 4, num_sa
         ({"facts": {"Made": MADE}}, [*MADE.values()], ["href=\"data"]),
         ({"metrics": GUESSED | {"split": "test"}, "mistakes": ()}, [GUESSING], []),
         ({"metrics": GUESSED | {"split": "val"}, "mistakes": ()},
-         ["of the validation split", "also made its choices with these validation images"], []),
+         ["of split val,", "also made its choices with these validation images"], []),
         ({"metrics": GUESSED | {"split": "val", "model": "a"}, "mistakes": (),
-          "kind": EvaluationResult}, ["of the validation split"], ["made its choices with"]),
+          "kind": EvaluationResult}, ["of split val,"], ["made its choices with"]),
         ({"manifest": dataclasses.replace(manifest_of(OCT_NAMES), options={"variants": 2})},
          ["100 of 30×20", " train 80 20 20 20 20 "],
          []),
@@ -266,23 +266,14 @@ def test_names_are_text_and_never_markup_and_control_characters_are_seen():
     assert Page(text).open == []
 
 
-def test_an_evaluation_names_the_run_and_its_data_and_compares_class_by_class():
-    own = report_of()["metrics"] | {"split": "test"}
-    made = report_of(kind=EvaluationResult, own_metrics=own, config={})
-    for model, split, where in (
-        ("runs/oct", "all", "of all splits, the"),
-        ("runs/oct/export", "train,test", "of the splits train, test, the"),
-    ):
-        text = page_of(**made | {"metrics": made["metrics"] | {"model": model, "split": split}})
-        assert "How well oct reads scans" in words(text)
-        assert where in words(text)
-        for claim in ("This is one run", "before you rely on it"):
-            assert claim not in words(text)
-    table = text[text.index('id="comparison"') :]
-    rows = words(f"<body>{table[: table.index('</table>')]}")
-    places = [rows.index(f" {name} ") for name in ("accuracy", *OCT_NAMES)]
-    assert places == sorted(places)
-    assert rows.count("sensitivity") == 5
+@pytest.mark.parametrize("model", ["runs/oct", "runs/oct/export"])
+def test_an_evaluation_names_the_run_and_its_data(model):
+    made = report_of(kind=EvaluationResult, config={})
+    found = words(page_of(**made | {"metrics": made["metrics"] | {"model": model, "split": "all"}}))
+    assert "How well oct reads scans" in found
+    assert "of split all, the" in found
+    for claim in ("This is one run", "before you rely on it"):
+        assert claim not in found
 
 
 # ---- in a browser
