@@ -193,18 +193,10 @@ def _require_fit(
     ours = classifier.preprocessing.identity()
     theirs = Preprocessing.from_dict(manifest.preprocessing).identity()
     if changed := differences(ours, theirs, "in training", "here"):
-        size, window = ours["image_size"], ours["window"]
-        flags_of = ours | {"image_size": "x".join(map(str, size))}
-        flags_of |= {"window": "{:g},{:g}".format(*window) if window else None}
-        how = [
-            f"without --{name}" if value is None else f"with --{name} {value}"
-            for name, value in flags_of.items()
-            if ours[name] != theirs[name]
-        ]
         raise UserError(
             f"{data} was preprocessed in another way than the training images of {run}:\n  "
             + "\n  ".join(changed)
-            + f"\nBuild it {', '.join(how) or 'with the options of the training dataset'}"
+            + "\nBuild it with the flags of these names as in training"
         )
 
 

@@ -8,7 +8,6 @@ every file was predicted, 1 a file could not be read as an image, 2 wrong usage.
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
 import csv
 import json
@@ -22,7 +21,6 @@ from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import (
-    counted,
     csv_cell,
     listed,
     no_formula,
@@ -91,9 +89,7 @@ def predict(arguments: argparse.Namespace) -> int:
         if prediction.reject:
             rejected.setdefault(prediction.reject, []).append(prediction.name)
     for reject, names in rejected.items():
-        were = "was" if len(names) == 1 else "were"
-        refuse(f"{listed(names)} {were} not predicted: {reject}")
-    _sum_up(shown)
+        refuse(f"not predicted: {listed(names)}: {reject}")
     return 1 if rejected else 0
 
 
@@ -143,19 +139,6 @@ def _row(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
         "probabilities": dict(zip(names, values, strict=True)),
     }
     return row if prediction.above is None else row | {ABOVE: list(prediction.above)}
-
-
-def _sum_up(shown: Sequence[Prediction]) -> None:
-    """Prints the shares of the answers, on standard error."""
-    are_patients = any(prediction.num_images is not None for prediction in shown)
-    answers = [
-        str(prediction.predicted) for prediction in shown if prediction.probabilities is not None
-    ]
-    counts = collections.Counter(answers).most_common(11)
-    shares = [f"{name} {count:,} ({count / len(answers):.0%})" for name, count in counts]
-    total = counted(len(answers), "patient" if are_patients else "image")
-    shown_shares = f": {', '.join(shares[:10])}{', …' * (len(shares) > 10)}" if shares else ""
-    print(printable(total + shown_shares), file=sys.stderr)
 
 
 main = console.TrainerCommand(

@@ -185,15 +185,15 @@ def test_wrong_options_are_refused_before_anything_is_predicted(
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"image_shape": (16, 12, 3)}, "Build it with --image_size 12x12, with --channels 1"),
+        ({"image_shape": (16, 12, 3)}, "channels: 1 in training, 3 here\n  image_size: [12, 12]"),
         ({"label_names": ("CNV", "GLAUCOMA")}, "has the classes GLAUCOMA, which the model of"),
         (
             {"label_names": ("cnv", "eye")},
             "build_tfrecords.py ... --rename_classes cnv=NAME,eye=NAME; --classes with the",
         ),
         ({"label_names": [f"c{n:02}" for n in range(12)]}, "c09 and 2 more, which the model"),
-        ({"fit": "stretch"}, "'pad' in training, 'stretch' here\nBuild it with --fit pad\n"),
-        ({"window": [40, 400]}, "Build it without --window\n"),
+        ({"fit": "stretch"}, "fit: 'pad' in training, 'stretch' here\n"),
+        ({"window": [40, 400]}, "window: None in training, [40"),
     ],
 )
 def test_a_dataset_that_does_not_fit_is_refused(class_run, tmp_path, capsys, facts, message):

@@ -102,8 +102,7 @@ def test_the_command_prints_csv_json_and_a_table(run_folder, files, capsys):
     assert sum(float(rows[0][name]) for name in OCT_NAMES) == pytest.approx(1, abs=1e-5)
     assert rows[3]["reject"].startswith("not_an_image")
     captured = answer(capsys, run_folder / "export", files, code=1, format="json")
-    assert "d.jpeg was not predicted" in captured.err
-    assert captured.err.splitlines()[-1].startswith("3 images: ")
+    assert "d.jpeg: not_an_image" in captured.err
     row, *_ = json.loads(captured.out)
     assert row["predicted"] == max(row["probabilities"], key=row["probabilities"].get)
     header, first, *_, last = answer(capsys, run_folder, files, code=1).out.splitlines()
@@ -115,8 +114,7 @@ def test_the_command_prints_csv_json_and_a_table(run_folder, files, capsys):
 def test_files_that_are_refused_for_one_reason_are_one_line(run_folder, tmp_path, capsys):
     files = {f"{number}.png": b"text" for number in range(7)}
     said = answer(capsys, run_folder, write_tree(tmp_path / "new", files), code=1).err
-    assert "4.png and 2 more were not predicted: not_an_image" in said
-    assert said.count("not predicted") == 1
+    assert said.count("not_an_image") == 1
     (tmp_path / "new" / "manifest.json").write_text("{}")
     said = answer(capsys, run_folder, tmp_path / "new", code=2).err
     assert f"evaluate.py --run {run_folder} --data {tmp_path / 'new'}" in said
@@ -169,7 +167,6 @@ def test_by_patient_the_mean_of_the_images_answers(run_folder, files, tmp_path, 
         assert row["predicted"] == OCT_NAMES[np.argmax(found)]
         assert row["path"] == of_patient[table[:, np.argmax(found)].argmax()]["path"]
     assert f"warning: no patient is found in {folder / 'x.png'};" in said.err
-    assert said.err.splitlines()[-1].startswith("3 patients: ")
     # The default is the pattern of the build, which seen.parquet records.
     run = shutil.copytree(run_folder, tmp_path / "run")
     Seen(origin={"patients": '["^(p[0-9])-", null, false]'}).write(run / "seen.parquet")

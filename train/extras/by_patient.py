@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import listed, printable
 from tfrecord_io.terminal.spelling import compiled, found_in, one_form
 from train.data.seen import FILE_NAME, read_seen
+from train.machine import console
 from train.results.classifier import Classifier, Prediction, answered
 
 _FOLDERS = "a folder for each patient is --patient_regex '([^/]+)/[^/]*$'"
@@ -57,47 +57,40 @@ def predict_by_patient(
 ) -> Sequence[Prediction]:
     """Returns the answers for patients, in the order of their first images.
 
+    The path is that of the image that decided most: it has the highest probability of the answer.
     An image of an unknown patient is answered by itself.
 
     Raises:
         UserError: if no patient is known.
     """
     folders = [path for path in arguments.input if path.is_dir()]
-
-    def patient_of(prediction: Prediction) -> str | None:
-        path = prediction.path
-        below = (path.relative_to(folder) for folder in folders if path.is_relative_to(folder))
-        paths = (one_form(str(name)) for name in (*below, path))
-        return next(filter(None, (found_in(name, pattern) for name in paths)), None)
-
-    patients = [prediction.patient or patient_of(prediction) for prediction in predictions]
-    unknown = [each.name for each, name in zip(predictions, patients, strict=True) if not name]
+    images: dict[str, list[Prediction]] = {}
+    unknown = []
+    for each in predictions:
+        below = (each.path.relative_to(at) for at in folders if each.path.is_relative_to(at))
+        paths = (one_form(str(path)) for path in (*below, each.path))
+        of_paths = filter(None, (found_in(path, pattern) for path in paths))
+        if not (patient := each.patient or next(of_paths, None)):
+            unknown.append(patient := each.name)
+        images.setdefault(patient, []).append(each)
     if len(unknown) == len(predictions):
         raise UserError(
             f"--by patient: the pattern {pattern.pattern!r} finds no patient in "
             f"{listed(unknown)}; name another one with --patient_regex ({_FOLDERS})"
         )
     if unknown:
-        warning = f"no patient is found in {listed(unknown)}; each is answered by itself"
-        print(f"warning: {printable(warning)}", file=sys.stderr)
-    images: dict[str, list[Prediction]] = {}
-    for each, name in zip(predictions, patients, strict=True):
-        images.setdefault(name or each.name, []).append(each)
-    return [_mean(classifier, name, of_patient) for name, of_patient in images.items()]
-
-
-def _mean(classifier: Classifier, patient: str, images: Sequence[Prediction]) -> Prediction:
-    """Returns the answer for a patient, with the path of the image that decided most.
-
-    That is the one with the highest probability of the answer.
-    """
-    from train.kinds.measures import means_by_place
-
-    read = [image for image in images if image.probabilities is not None]
-    if not read:
-        return dataclasses.replace(images[0], patient=patient, num_images=0)
-    answers = np.stack([image.probabilities for image in read])
-    mean = means_by_place(np.zeros(len(read), int), answers)
-    decisive = read[answers[:, mean.argmax()].argmax()]
-    given = dataclasses.replace(decisive, patient=patient, num_images=len(read))
-    return answered(classifier, mean, [given])[0]
+        console.warn(
+            printable(f"no patient is found in {listed(unknown)}; each is answered by itself")
+        )
+    answered_all = []
+    for patient, of_patient in images.items():
+        read = [image for image in of_patient if image.probabilities is not None]
+        first = dataclasses.replace(of_patient[0], patient=patient, num_images=len(read))
+        if read:
+            answers = np.stack([image.probabilities for image in read])
+            mean = answers.mean(0, np.float64, keepdims=True).astype(answers.dtype)
+            decisive = read[answers[:, mean.argmax()].argmax()]
+            given = dataclasses.replace(decisive, patient=patient, num_images=len(read))
+            (first,) = answered(classifier, mean, [given])
+        answered_all.append(first)
+    return answered_all

@@ -10,7 +10,7 @@ import argparse
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from train.extras.bucket import open_run
 from train.machine import console
 from train.machine.places import METRICS_NAME
 
-if TYPE_CHECKING:
-    from train.kinds.task import Task
-
 
 class Measured(NamedTuple):
     """A run, or an evaluation of one.
@@ -37,7 +34,7 @@ class Measured(NamedTuple):
             settings of the network as far as they are known.
         metrics: content of metrics.json.
         keys: of an image's path and its file, so that another clinic's file of that name differs.
-        groups: the patient of each key, or the key where none is known.
+        patients: of each key, empty where none is known.
         answers: a row a key.
     """
 
@@ -45,7 +42,7 @@ class Measured(NamedTuple):
     facts: dict[str, Any]
     metrics: dict[str, Any]
     keys: np.ndarray
-    groups: dict[str, str]
+    patients: np.ndarray
     answers: Any
 
 
@@ -55,10 +52,9 @@ def read(run: str) -> Measured:
     from train.results.predictions import EXACT_NAME
 
     folder = open_run(run)
-    metrics, content = read_json(folder / METRICS_NAME), read_json(folder / "config.json")
-    settings = content.get("config") or {}
-    if (inside := folder.resolve().parent).name == "evaluation":
-        settings = read_json(inside.parent / "config.json").get("config") or {}
+    inside = folder.resolve().parent
+    home = inside.parent if inside.name == "evaluation" else folder
+    metrics, content = read_json(folder / METRICS_NAME), read_json(home / "config.json")
     if metrics and not metrics.get("split"):
         raise UserError(
             f"{run} was not measured: its dataset has no images besides the training images; "
@@ -67,23 +63,24 @@ def read(run: str) -> Measured:
     try:
         with np.load(folder / EXACT_NAME) as exact:
             arrays = dict(exact)
-        keys = np.char.add(arrays.pop("keys"), arrays.pop("files"))
-        patients = arrays.pop("patients").tolist()
+        keys, patients = (
+            np.char.add(arrays.pop("keys"), arrays.pop("files")),
+            arrays.pop("patients"),
+        )
         answers = Answers(**arrays, label_names=tuple(metrics["label_counts"]))
         dataset = metrics.get("dataset") or content["dataset"]
-        data = f"{dataset['name']} ({dataset['fingerprint'][:8]})"
-        seen = metrics["seen_images"] if metrics.get("include_seen") else 0
-        facts = settings | {"dataset": data, "split": metrics["split"], "seen before": seen}
+        facts = (content.get("config") or {}) | {
+            "dataset": f"{dataset['name']} ({dataset['fingerprint'][:8]})",
+            "split": metrics["split"],
+            "seen before": metrics["seen_images"] if metrics.get("include_seen") else 0,
+        }
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{run}: expected the folder of a finished run, or of an evaluation in one, with "
             f"{METRICS_NAME} and predictions; {command('train')} or {command('evaluate')} writes "
             f"them ({error})"
         ) from None
-    groups = {
-        key: f"patient {name}" if name else key for key, name in zip(keys, patients, strict=True)
-    }
-    return Measured(run, facts, metrics, keys, groups, answers)
+    return Measured(run, facts, metrics, keys, patients, answers)
 
 
 #: A title, rows of cells, and a sentence below them.
@@ -94,45 +91,45 @@ def tables(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[Table]
     """Yields what differs between runs: settings, figures, and each from the first."""
     from train.kinds import task_of, words
 
+    first, *others = runs
     header = ["", *(run.name for run in runs)]
-    known = [name for name in runs[0].facts if all(name in run.facts for run in runs)]
+    known = [name for name in first.facts if all(name in run.facts for run in runs)]
     rows = [[name, *(str(plain(run.facts[name])) for run in runs)] for name in known]
     changed = [row for row in rows if len(set(row[1:])) > 1]
     same = "" if changed else "the settings and the dataset are the same"
     yield "What differs", [header, *changed] if changed else [], same
-    tasks = [task_of(kind_in(run.metrics)) for run in runs]
-    labels = [f"sensitivity/{label}" for run in runs for label in run.metrics["label_counts"]]
-    shown = [*dict.fromkeys(labels)][: words.MAX_CLASSES]
     figures = [["images", *(words.measured_images(run.metrics) for run in runs)]]
-    for name in dict.fromkeys([*(name for task in tasks for name in task.run_measures), *shown]):
+    labels = [f"sensitivity/{label}" for run in runs for label in run.metrics["label_counts"]]
+    names = [name for run in runs for name in task_of(kind_in(run.metrics)).run_measures]
+    for name in dict.fromkeys([*names, *[*dict.fromkeys(labels)][: words.MAX_CLASSES]]):
         scores = [run.metrics["scores"].get(name) for run in runs]
-        if any(scores):
-            form = words.form_of(name)
-            cells = (words.with_interval(score, form, "") if score else "–" for score in scores)
-            figures.append([words.title_of(name), *cells])
+        form = words.form_of(name)
+        cells = (words.with_interval(score, form, "") if score else "–" for score in scores)
+        figures.append([words.title_of(name), *cells])
     yield "What was measured, with 95 % intervals", [header, *figures], ""
-    for other in runs[1:]:
-        title = f"Difference: {other.name} minus {runs[0].name}"
-        yield title, *_difference(tasks[0], runs[0], other, num_samples)
+    for other in others:
+        title = f"Difference: {other.name} minus {first.name}"
+        yield title, *_difference(first, other, num_samples)
 
 
-def _difference(
-    task: Task, first: Measured, other: Measured, num_samples: int
-) -> tuple[list[list[str]], str]:
+def _difference(first: Measured, other: Measured, num_samples: int) -> tuple[list[list[str]], str]:
     """Returns the rows and the sentence of a table of paired differences."""
-    from train.kinds import words
+    from train.kinds import task_of, words
     from train.results.bootstrap import with_intervals
 
-    kinds = [(kind_in(run.metrics), run.answers.label_names) for run in (first, other)]
-    if kinds[0] != kinds[1]:
+    kind, theirs = (kind_in(run.metrics) for run in (first, other))
+    if (kind, first.answers.label_names) != (theirs, other.answers.label_names):
         return [], "their labels differ in kind, names or order"
-    common, ours, theirs = np.intersect1d(first.keys, other.keys, return_indices=True)
+    common, *places = np.intersect1d(first.keys, other.keys, return_indices=True)
     if not len(common):
         return [], "they have measured no file in common"
-    answers = [first.answers.take(ours), other.answers.take(theirs)]
+    answers = [run.answers.take(at) for run, at in zip((first, other), places, strict=True)]
     if not np.array_equal(answers[0].truths, answers[1].truths):
         return [], "the labels of an image differ"
-    _, groups = np.unique([first.groups[key] for key in common], return_inverse=True)
+    task, patients = task_of(kind), first.patients[places[0]]
+    # An image of an unknown patient is a group of its own; no key begins with a line break.
+    names = np.where(patients == "", common, np.char.add("\n", patients))
+    _, groups = np.unique(names, return_inverse=True)
 
     def measure(weights: np.ndarray) -> dict[str, np.ndarray]:
         before, after = (task.score(answer, weights) for answer in answers)
@@ -143,18 +140,17 @@ def _difference(
     found = with_intervals(measure, groups, {}, num_samples=num_samples, seed=0)
     for name, score in found.items():
         is_share = words.known(name[2:]).unit == "share"
-        unit = " points" if is_share else ""
-        value, low, high = (
-            "–" if end is None else f"{100 * end:+.1f}" if is_share else f"{end:+.3g}"
+        unit, form = (" points", "{:+.1f}") if is_share else ("", "{:+.3g}")
+        value, *ends = (
+            "–" if end is None else form.format(100 * end if is_share else end)
             for end in (score["value"], score["low"], score["high"])
         )
         is_known = score["low"] is not None
         verdict = "clear" if is_known and score["low"] * score["high"] > 0 else "may be chance"
-        interval = f"{low} to {high}{unit}" if is_known else "–"
+        interval = f"{' to '.join(ends)}{unit}" if is_known else "–"
         rows.append([words.title_of(name[2:]), f"{value}{unit}", interval, verdict])
-    patients = {first.groups[key] for key in common if first.groups[key] != key}
-    note = f"on {words.images_of(len(common), len(patients))} that both have measured"
-    return rows, note
+    images = words.images_of(len(common), len({*patients} - {""}))
+    return rows, f"on {images} that both have measured"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,6 @@ import functools
 import html
 import io
 import re
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,8 @@ from sklearn import metrics as sk_metrics
 from tfrecord_io.pages import page
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.printing import printable
-from train.kinds.words import MAX_CLASSES, thousandths, with_interval
+from train.kinds.words import thousandths, with_interval
+from train.machine import console
 from train.results.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def write_charts(
     picture.
     """
     draw = {name: functools.partial(_epochs, history, name) for name in ("loss", "accuracy")}
-    for name in DRAWN if predictions else ():
-        draw[name] = functools.partial(DRAWN[name], predictions, metrics)
+    if predictions:
+        draw |= {name: functools.partial(of, predictions, metrics) for name, of in DRAWN.items()}
     charts = {}
     for name, fill in draw.items():
         path = directory / f"{name}.svg"
@@ -72,7 +72,7 @@ def write_charts(
                     file.write(drawing.svg.encode())
                 charts[name] = drawing
         except Exception as error:
-            print(f"warning: {path} was not written: {error!r}", file=sys.stderr)
+            console.warn(f"{path} was not written: {error!r}")
     return charts
 
 
@@ -102,11 +102,6 @@ def _drawing(name: str, fill: Callable[[Axes], str]) -> page.Drawing | None:
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{named}" ', 1)
     svg = svg.replace(">", f"><title>{named}</title>", 1)
     return page.Drawing(title, markupsafe.Markup(svg))
-
-
-def _label(name: str) -> str:
-    """Returns a name as matplotlib shows it as it is."""
-    return printable(name, 28).replace("$", r"\$")
 
 
 def _epochs(history: Sequence[Mapping[str, Any]], quantity: str, axes: Axes) -> str:
@@ -143,17 +138,18 @@ def roc(predictions: Predictions, metrics: Mapping[str, Any], axes: Axes) -> str
             if 0 < is_positive.sum() < len(is_positive):
                 curve = sk_metrics.roc_curve(is_positive, view.ranking(answers.probabilities))
                 curves.append(np.interp(_GRID, *curve[:2]))
-        # The figure first: matplotlib shows no name that begins with an underscore.
-        label = f"{with_interval(scores[view.of('auc')], thousandths, '')} {_label(view.name)}"
+        # The figure first: matplotlib shows no name that begins with an underscore. `$` is markup.
+        label = f"{with_interval(scores[view.of('auc')], thousandths, '')} {view.name}"
+        label = printable(label, 52).replace("$", r"\$")
         look = "--" if view.is_group else "-"
-        axes.plot(_GRID, np.mean(curves, axis=0), label=label, linestyle=look)
+        axes.plot(_GRID, np.mean(curves, axis=0), look, label=label)
     axes.plot([0, 1], [0, 1], color="grey", linestyle=":", label="guessing")
     axes.set(ylim=(0, 1.03), xlabel="false alarms (1 − specificity)", ylabel="sensitivity")
     return f"ROC: area and interval{shown}" if views else ""
 
 
 def reliability(predictions: Predictions, metrics: Mapping[str, Any], axes: Axes) -> str:
-    """Draws the share of right answers by confidence, before and after the temperature.
+    """Draws the share of right answers by confidence.
 
     Each point stands for the same number of answers. (The expected calibration error uses bins of
     equal width. With few images, most of those would hold one or two, and a line would show noise.)
@@ -161,37 +157,15 @@ def reliability(predictions: Predictions, metrics: Mapping[str, Any], axes: Axes
     """
     from sklearn.calibration import CalibrationDisplay
 
-    for name, probabilities in (
-        ("as exported", predictions.probabilities),
-        ("before the temperature", predictions.uncalibrated),
-    ):
-        if probabilities is None:
-            continue
-        choices, right = predictions.task.choices(probabilities, predictions.truths)
-        num_points = min(len(right) // _ANSWERS_A_POINT, _MAX_POINTS)
-        if choices.shape[-1] < 2 or num_points < 2:
-            return ""
-        CalibrationDisplay.from_predictions(
-            choices.argmax(-1) == right, np.minimum(choices.max(-1), 1), n_bins=num_points,
-            strategy="quantile", name=name, ax=axes, ref_line=name == "as exported",
-        )  # fmt: skip
-    axes.set(xlabel="probability given to the answer", ylabel="share of right answers")
-    error = metrics["scores"]["ece"]["value"]
-    return f"Reliability: calibration error {error:.3f}"
-
-
-def confusion(predictions: Predictions, metrics: Mapping[str, Any], axes: Axes) -> str:
-    """Draws the counts by true and predicted class."""
-    matrix, names = metrics.get("confusion_matrix"), predictions.label_names
-    if matrix is None or len(names) > MAX_CLASSES:
+    choices, right = predictions.task.choices(predictions.probabilities, predictions.truths)
+    num_points = min(len(right) // _ANSWERS_A_POINT, _MAX_POINTS)
+    if choices.shape[-1] < 2 or num_points < 2:
         return ""
-    matrix = np.asarray(matrix)
-    axes.figure.set_size_inches(3 + 0.5 * len(names), 2.5 + 0.5 * len(names))
-    display = sk_metrics.ConfusionMatrixDisplay(matrix, display_labels=[*map(_label, names)])
-    display.plot(ax=axes, cmap="Blues", colorbar=False, xticks_rotation=35, values_format="d")
-    axes.set(xlabel="predicted", ylabel="truth")
-    return f"Answers to {matrix.sum():,} images"
+    sure, settings = np.minimum(choices.max(-1), 1), {"n_bins": num_points, "strategy": "quantile"}
+    CalibrationDisplay.from_predictions(choices.argmax(-1) == right, sure, ax=axes, **settings)
+    axes.set(xlabel="probability given to the answer", ylabel="share of right answers")
+    return f"Reliability: calibration error {metrics['scores']['ece']['value']:.3f}"
 
 
-#: The functions that draw the charts of a task; a title that is empty means no chart.
-DRAWN = {"roc": roc, "reliability": reliability, "confusion": confusion}
+#: The functions that draw the charts of answers; a title that is empty means no chart.
+DRAWN = {"roc": roc, "reliability": reliability}

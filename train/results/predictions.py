@@ -29,13 +29,11 @@ class Predictions(Answers):
 
     Attributes:
         rows: int64 [num_examples], their places in it, see `Dataset.table`.
-        uncalibrated: probabilities before the temperature; None if there is no temperature.
     """
 
     task: Task
     dataset: Dataset
     rows: np.ndarray
-    uncalibrated: np.ndarray | None = None
 
     @property
     def groups(self) -> Groups:

@@ -37,9 +37,10 @@ def describe_calibration(predictions: Predictions, temperature: float) -> dict[s
 
     The predictions are on other images than those that it was fitted to.
     """
-    ones, raw = np.ones((1, len(predictions.truths))), predictions.uncalibrated
+    task, ones = predictions.task, np.ones((1, len(predictions.truths)))
+    raw = task.cool(predictions.probabilities, 1 / temperature)
     before = dataclasses.replace(predictions, probabilities=raw)
-    errors = (predictions.task.score(each, ones)["ece"][0] for each in (before, predictions))
+    errors = (task.score(each, ones)["ece"][0] for each in (before, predictions))
     names = ("temperature", "ece_before", "ece_after")
     return {name: round(float(n), 6) for name, n in zip(names, (temperature, *errors), strict=True)}
 

@@ -181,9 +181,6 @@ def _measure(session: Session, final: _Final) -> tuple[dict[str, Any], Predictio
     if not evaluated:
         return {"split": None}, None
     predictions = session.predict(final.network, evaluated)
-    if fitted:
-        raw = plan.task.cool(predictions.probabilities, 1 / final.temperature)
-        predictions = dataclasses.replace(predictions, uncalibrated=raw)
     results = metrics.measure(
         predictions, plan.config.measures, plan.config.input.seed, final.thresholds
     )

@@ -59,7 +59,7 @@ def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
     logits = np.random.default_rng(0).normal(size=(800, 4)) * 2
     labels = drawn_from(logits, 1)
     sure = softmax(logits * 3)
-    cooled = predictions_of(CLASSES.cool(sure, 3.0), labels, uncalibrated=sure)
+    cooled = predictions_of(CLASSES.cool(sure, 3.0), labels)
     part = thresholds.describe_calibration(cooled, 3.0)
     assert part["temperature"] == 3.0
     is_correct = sure.argmax(-1) == labels

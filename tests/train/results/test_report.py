@@ -91,7 +91,7 @@ def full(tmp_path_factory):
     """A report with everything in it."""
     made = report_of()
     (probabilities, truths), found = mostly_right(4, 80), dict(made["metrics"])
-    cooled = predictions_of(CLASSES.cool(probabilities, 1.7), truths, uncalibrated=probabilities)
+    cooled = predictions_of(CLASSES.cool(probabilities, 1.7), truths)
     found["calibration"] = {"fitted_on": "val", "num_examples": 40}
     found["calibration"] |= thresholds.describe_calibration(cooled, 1.7)
     val = predictions_of(*mostly_right(4, 40, seed=1))

@@ -81,7 +81,7 @@ def test_a_run_leaves_everything_that_was_promised(class_run):
         "config.json", "history.json", "metrics.json", "predictions.csv", "checkpoint.npz",
         "best.npz", "export/model.keras", "export/saved_model/saved_model.pb",
         "export/model.weights.h5", "export/architecture.json", "export/preprocessing.json",
-        "plots/loss.svg", "plots/confusion.svg", "plots/roc.svg",
+        "plots/loss.svg", "plots/roc.svg",
         "report.html",
     }  # fmt: skip
     written = json.loads((class_run / "config.json").read_text())["config"]
