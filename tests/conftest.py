@@ -116,22 +116,14 @@ def s3_server() -> Iterator[Any]:
 
 @pytest.fixture
 def s3(s3_server: Any) -> Iterator[Any]:
-    """An S3 server that this process reaches; its bucket holds what other tests have written."""
+    """An S3 server with an empty bucket that this process reaches."""
     from tfrecord_io.stores import remote
 
     with mock.patch.dict(os.environ, s3_server.environment):
         remote.forget_stores()
+        s3_server.clear()
         yield s3_server
     remote.forget_stores()
-
-
-@pytest.fixture
-def az() -> Iterator[Any]:
-    """A server of Azure's storage with an empty container; it is quicker than that of S3."""
-    from azure_server import running_azure
-
-    with running_azure() as server:
-        yield server
 
 
 def made_once(path: Path, make: Callable[[], object]) -> Path:

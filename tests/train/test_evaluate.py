@@ -1,13 +1,14 @@
 """Tests of train/evaluate.py: a finished run, measured on the scans of another hospital."""
 
 import json
+import os
 import shutil
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from azure_server import running_azure
 from dataset_factory import change_json
 from marked_images import (
     OCT_NAMES,
@@ -41,12 +42,12 @@ def other(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def measured(class_run, other, tmp_path_factory):
+def measured(class_run, other, s3_server, tmp_path_factory):
     """What an evaluation of a dataset in a bucket writes."""
     output = tmp_path_factory.mktemp("measured")
-    with running_azure() as server, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(output / "cache"))
-        url = server.serve(other)
+    variables = s3_server.environment | {"XDG_CACHE_HOME": str(output / "cache")}
+    with mock.patch.dict(os.environ, variables), pytest.MonkeyPatch.context() as patch:
+        url = s3_server.put_folder(other, "other")
         patch.setattr("sys.argv", ["evaluate.py", f"--data={url}"])
         assert evaluated(class_run, url, f"--output={output}") == 0
     return output

@@ -9,11 +9,11 @@ import os
 import random
 
 import pytest
-from azure_server import CONTAINER, running_azure
 from builds import build_here, files_of, run_build_here
 from image_files import jpeg, write_tree, write_zip
-from kaggle_stand_in import ARCHIVE, DATASET, NAME, StandIn
+from kaggle_stand_in import ARCHIVE, DATASET, StandIn
 from power_cut import Disk
+from s3_server import BUCKET
 
 from pipelines.sources import kaggle
 
@@ -46,7 +46,9 @@ def test_after_a_power_cut_the_same_command_ends_the_same(source, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_disk_that_fails_ends_the_build_and_the_same_command_resumes(source, tmp_path, capsys):
+def test_a_disk_that_fails_ends_the_build_and_the_same_command_resumes(
+    source, s3, tmp_path, capsys
+):
     wanted = files_of(build_here(source, tmp_path / "undisturbed", *FLAGS))
     for number in range(0, 70, 7):
         output, changes = tmp_path / f"{number}" / "out", itertools.count()
@@ -67,36 +69,37 @@ def test_a_disk_that_fails_ends_the_build_and_the_same_command_resumes(source, t
 
 
 @pytest.mark.slow
-def test_a_store_that_fails_ends_the_build_and_the_same_command_resumes(source, tmp_path, capsys):
-    wanted, url = files_of(build_here(source, tmp_path / "out", *FLAGS)), f"az://{CONTAINER}/out"
+def test_a_store_that_fails_ends_the_build_and_the_same_command_resumes(
+    source, s3, tmp_path, capsys
+):
+    wanted, url = files_of(build_here(source, tmp_path / "out", *FLAGS)), f"s3://{BUCKET}/out"
     flags = (*FLAGS, f"--download_dir={tmp_path}")
-    with running_azure() as store:
-        for number in itertools.count(step=7):
-            with store.failing("403 Forbidden", after=number):
-                code = run_build_here(source, url, *flags)
-            said = capsys.readouterr().err
-            assert "Traceback" not in said
-            if code == 0:
-                break
-            assert "error: " in said
-            assert run_build_here(source, url, *flags) == 0
-            assert store.read("out/") == wanted
-            store.files.clear()
-        assert number > 20
+    for number in itertools.count(step=7):
+        with s3.failing("403 Forbidden", after=number):
+            code = run_build_here(source, url, *flags)
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        if code == 0:
+            break
+        assert "error: " in said
+        assert run_build_here(source, url, *flags) == 0
+        assert s3.read("out/") == wanted
+        s3.clear()
+    assert number > 20
 
 
 def test_a_power_cut_never_leaves_a_part_of_a_download_that_counts_as_whole(tmp_path, monkeypatch):
     (tmp_path / "disk").mkdir()
-    disk, moments = Disk(tmp_path / "disk", random.Random(1)), []
+    disk, moments, name = Disk(tmp_path / "disk", random.Random(1)), [], f"{DATASET}.zip"
 
     def check():
         left = disk.after_cut()
         moments.append(len(left))
-        assert left.get(NAME, ARCHIVE) == ARCHIVE, f"moment {len(moments)}"
+        assert left.get(name, ARCHIVE) == ARCHIVE, f"moment {len(moments)}"
 
     with StandIn(ARCHIVE) as stand_in, disk.watched(check):
         stand_in.log_in(monkeypatch, tmp_path)
         kaggle.download_archive(DATASET, disk.folder)
-    assert disk.sure()[NAME] == ARCHIVE
+    assert files_of(disk.folder)[name] == ARCHIVE
     assert len(moments) > 6
     disk.close()

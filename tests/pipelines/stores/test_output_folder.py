@@ -7,10 +7,10 @@ import stat
 from pathlib import Path
 
 import pytest
-from azure_server import CONTAINER
 from builds import build_here, build_of, files_of, prepare, run_build_here, shards_of
 from image_files import scan_tree, scans_of, write_tree
 from killed import killed_anywhere
+from s3_server import BUCKET
 
 from pipelines import errors
 from pipelines.shards import write
@@ -134,7 +134,7 @@ def test_a_damaged_manifest_or_plan_is_named_and_replaced_when_told(scans, tmp_p
 
 
 OTHER = ("--num_shards=2", "--overwrite")
-ON_STORE = f"az://{CONTAINER}/out"
+ON_STORE = f"s3://{BUCKET}/out"
 
 
 def write_all(job):
@@ -195,11 +195,11 @@ def refused_flags(folder, scans):
 
 
 @pytest.mark.parametrize("place", ["disk", "store"])
-def test_whatever_is_refused_leaves_the_dataset_as_it_was(scans, complete, tmp_path, az, place):
+def test_whatever_is_refused_leaves_the_dataset_as_it_was(scans, complete, tmp_path, s3, place):
     output = str(tmp_path / "out") if place == "disk" else ON_STORE
 
     def found():
-        files = files_of(tmp_path / "out") if place == "disk" else az.read("out/")
+        files = files_of(tmp_path / "out") if place == "disk" else s3.read("out/")
         return {name: text for name, text in files.items() if not name.startswith(".waiting/")}
 
     build_here(scans, output, "--num_shards=4")
@@ -281,16 +281,16 @@ def test_an_engine_may_repeat_the_last_step(scans, complete, tmp_path):
     assert files_of(output) == files_of(build_here(scans, tmp_path / "new", *OTHER))
 
 
-def test_on_a_store_the_dataset_stays_until_the_new_one_is_finished(scans, tmp_path, az):
+def test_on_a_store_the_dataset_stays_until_the_new_one_is_finished(scans, tmp_path, s3):
     build_here(scans, ON_STORE, "--num_shards=4")
-    before = az.read("out/")
+    before = s3.read("out/")
     with prepare(scans, ON_STORE, *OTHER) as job:
         write_all(job)
-        waiting = az.read("out/.waiting/")
+        waiting = s3.read("out/.waiting/")
         assert len(waiting) > 8
-        assert az.read("out/") == before | {f".waiting/{n}": waiting[n] for n in waiting}
+        assert s3.read("out/") == before | {f".waiting/{n}": waiting[n] for n in waiting}
         finish_dataset(job.build)
-    assert az.read("out/") == files_of(build_here(scans, tmp_path / "new", *OTHER))
+    assert s3.read("out/") == files_of(build_here(scans, tmp_path / "new", *OTHER))
 
 
 # ---- going on

@@ -9,8 +9,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from azure_server import CONTAINER
 from dataset_factory import change_column, change_first_label
+from s3_server import BUCKET
 from source_files import upload
 
 from tfrecord_io.__main__ import main
@@ -52,8 +52,8 @@ def test_a_dataset_as_built_has_no_finding(dataset, capsys):
     assert "matches its manifest" in capsys.readouterr().out
 
 
-def test_a_dataset_in_a_bucket_is_checked_as_its_copy_on_a_disk(dataset, az):
-    url = f"az://{CONTAINER}/data"
+def test_a_dataset_in_a_bucket_is_checked_as_its_copy_on_a_disk(dataset, s3):
+    url = f"s3://{BUCKET}/data"
     for num_wrong in (0, 1):
         upload(dataset, url)
         assert verify.verify(url) == (found := verify.verify(dataset))

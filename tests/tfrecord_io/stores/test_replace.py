@@ -3,10 +3,10 @@ import re
 from pathlib import Path
 
 import pytest
-from azure_server import CONTAINER, running_azure
 from builds import files_of
 from image_files import write_tree
 from killed import killed_anywhere
+from s3_server import BUCKET
 
 from tfrecord_io.stores import replace
 from tfrecord_io.stores.folder import Folder
@@ -71,21 +71,19 @@ def test_what_a_user_keeps_under_the_name_of_the_folder_that_waits_is_refused(ki
     assert files_of(tmp_path) == before
 
 
-def test_on_a_store_a_failure_anywhere_leaves_the_old_or_the_new():
-    left = []
-    with running_azure() as store:  # which is quicker than the stand-in of S3
-        folder = Folder(f"az://{CONTAINER}/run")
-        for number in itertools.count():
-            for name, content in (OLD | MINE).items():
-                folder.write(name, content)
-            try:
-                with store.failing("403 Forbidden", after=number):
-                    by_waiting(folder)
-            except StoreError:
-                replace.settle(folder, OWN)
-                left.append(store.read("run/"))
-            else:
-                break
-        assert store.read("run/") == NEW | MINE
+def test_on_a_store_a_failure_anywhere_leaves_the_old_or_the_new(s3):
+    left, folder = [], Folder(f"s3://{BUCKET}/run")
+    for number in itertools.count():
+        for name, content in (OLD | MINE).items():
+            folder.write(name, content)
+        try:
+            with s3.failing("403 Forbidden", after=number):
+                by_waiting(folder)
+        except StoreError:
+            replace.settle(folder, OWN)
+            left.append(s3.read("run/"))
+        else:
+            break
+    assert s3.read("run/") == NEW | MINE
     assert {True, False} == {found == OLD | MINE for found in left}
     assert all(found in (OLD | MINE, NEW | MINE) for found in left)

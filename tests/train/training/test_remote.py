@@ -3,22 +3,14 @@
 import json
 
 import pytest
-from azure_server import running_azure
 from marked_images import QUICK, flags, run_script
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def store(built_dataset):
-    with running_azure() as server:
-        server.serve(built_dataset)
-        yield server
-
-
-@pytest.fixture
-def url(store):
-    return store.url("data")
+def url(s3, built_dataset):
+    return s3.put_folder(built_dataset, "data")
 
 
 def _train(data, workdir, *more, backend="tensorflow"):
@@ -45,10 +37,10 @@ def _losses(run):
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_a_damaged_shard_ends_the_run_with_its_name(store, url, tmp_path, backend):
-    for name, file in store.files.items():
+def test_a_damaged_shard_ends_the_run_with_its_name(s3, url, tmp_path, backend):
+    for name, content in s3.read("data/").items():
         if name.endswith(".tfrecord"):
-            file.content = file.content[:1000] + b"damage" + file.content[1006:]
+            s3.put(f"data/{name}", content[:1000] + b"damage" + content[1006:])
     done = _train(url, tmp_path / "run", f"--cache_dir={tmp_path / 'cache'}", backend=backend)
     assert done.returncode == 1
     assert ".tfrecord: record" in done.stderr
