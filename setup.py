@@ -56,7 +56,6 @@ EXTRAS = {
 }
 # What a user can want; the next ones are apart from it for their size.
 EXTRAS["all"] = sorted({package for extra in EXTRAS.values() for package in extra} - {"jax>=0.6"})
-EXTRAS["onnx"] = ["onnxruntime>=1.22", "tf2onnx>=1.17"]  # a training also writes model.onnx
 EXTRAS["gcp"] = ["apache-beam[gcp]>=2.77,<2.78"]  # starts Dataflow jobs
 EXTRAS["cuda"] = ["tensorflow[and-cuda]>=2.19,<2.22"]
 # What a developer needs: tests, linters, the documentation site.

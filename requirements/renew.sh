@@ -12,7 +12,7 @@ lock() { # lock FILE EXTRAS [FLAG ...]
     --python-version 3.11 --quiet --no-emit-index-url --no-annotate \
     --custom-compile-command requirements/renew.sh --output-file "$file" "${@:3}"
 }
-lock ci all,dev,gcp,jax,onnx,flink "$@" # holds every version but those of CUDA
+lock ci all,dev,gcp,jax,flink "$@" # holds every version but those of CUDA
 for purpose in run:build,train,kaggle dev:all,dev pipeline:build,kaggle,dicom,gcp cuda:train,cuda; do
   lock "${purpose%%:*}" "${purpose#*:}" --constraint requirements/ci.txt
 done

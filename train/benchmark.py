@@ -12,7 +12,6 @@ import csv
 import dataclasses
 import itertools
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from tfrecord_io.stores.files import write_json
@@ -35,24 +34,19 @@ COLUMNS = {
 }
 
 
-def _parse_counts(text: str) -> tuple[int, ...]:
-    if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
-        raise ValueError(f"must be numbers such as 1,2,4; received {text!r}")
-    return tuple(map(int, text.split(",")))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions:
     """What is measured, and where it is written."""
 
-    replicas: tuple[int, ...] = flag(
-        (1,), "such as 1,2,4 (default: 1)", parse=_parse_counts, metavar="N,N"
-    )
+    replicas: str = flag("1", "numbers such as 1,2,4", metavar="N,N")
     steps: int = flag(30, "steps of a round", least=1)
     rounds: int = flag(5, "the median counts", least=1)
     output: Path | None = flag(None, "folder for the table (CSV, JSON)", metavar="DIR")
 
-    __post_init__ = flags.check
+    def __post_init__(self) -> None:
+        flags.check(self)
+        if not all(part.isdigit() and int(part) > 0 for part in self.replicas.split(",")):
+            raise ValueError(f"--replicas: must be numbers such as 1,2,4, not {self.replicas!r}")
 
 
 def measure(config: TrainConfig, replicas: int, options: BenchmarkOptions) -> dict[str, float]:
@@ -81,13 +75,6 @@ def measure(config: TrainConfig, replicas: int, options: BenchmarkOptions) -> di
     }
 
 
-def compared(row: Mapping[str, float], first: Mapping[str, float]) -> dict[str, float]:
-    """Returns a row of the table with its speed-up and efficiency against the first row."""
-    speedup = row["images_per_second"] / first["images_per_second"]
-    efficiency = speedup * first["replicas"] / row["replicas"]
-    return {**row, "speedup": round(speedup, 3), "efficiency": round(efficiency, 3)}
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
     flags.add_flags(parser, "benchmark", BenchmarkOptions)
@@ -104,13 +91,17 @@ def benchmark(arguments: argparse.Namespace) -> None:
     with console.hide_native_noise():
         from train.machine.devices import configure_devices
         from train.training import trainer  # noqa: F401 - imports all that writes notes at import
+    counts = [*map(int, options.replicas.split(","))]
     # Before minutes are spent on the smaller numbers.
-    configure_devices(config.replace(gpus=max(options.replicas)).devices)
+    configure_devices(config.replace(gpus=max(counts)).devices)
     rows: list[dict[str, float]] = []
     print("  ".join(COLUMNS))
-    for count in options.replicas:
+    for count in counts:
         row = measure(config, count, options)
-        rows.append(compared(row, rows[0] if rows else row))
+        first = rows[0] if rows else row
+        speedup = row["images_per_second"] / first["images_per_second"]
+        efficiency = speedup * first["replicas"] / row["replicas"]
+        rows.append(row | {"speedup": round(speedup, 3), "efficiency": round(efficiency, 3)})
         cells = (f"{rows[-1][name]:{form}}".rjust(len(name)) for name, form in COLUMNS.items())
         print("  ".join(cells), flush=True)
         if options.output:

@@ -90,8 +90,24 @@ def evaluate(arguments: argparse.Namespace) -> None:
     address, data, split = ", ".join(arguments.run), arguments.data, arguments.split
     dataset = open_dataset(data, options.columns)
     manifest = dataset.manifest
-    splits = _chosen_splits(manifest, split, data)
-    output = _output_of(arguments, manifest)
+    splits = tuple(manifest.splits) if split == "all" else tuple(split.split(","))
+    if missing := [name for name in splits if name not in manifest.splits]:
+        raise UserError(
+            f"{data} has no split {missing[0]!r}, but {listed(list(manifest.splits))}; name one "
+            "with --split, or measure all with --split all"
+        )
+    if not manifest.split(splits).num_examples:
+        raise UserError(f"split {split!r} of {data} is empty; name another --split")
+    if (len(arguments.run) > 1 or is_remote(address)) and not arguments.output:
+        raise UserError(
+            f"--run {address} is not one local folder; name a folder for the results with --output"
+        )
+    output = arguments.output or folder_of(address, manifest, split)
+    if any((output / name).exists() for name in (MANIFEST_NAME, "config.json")):
+        raise UserError(
+            f"--output {output} holds a dataset or a run, whose page and measures would be "
+            "replaced; name another folder"
+        )
     runs = single_runs([open_run(address) for address in arguments.run])
     classifier = load_classifiers(runs)
     # With Keras, which takes seconds.
@@ -103,7 +119,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         print("note: this is the dataset that the model was trained on, not an external one")
     seen = shapes.of_dataset(manifest, splits)
     if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
-        print(f"warning: {warning}", file=sys.stderr)
+        console.warn(warning)
     # A class that the dataset does not name has no images there. A label that it does not name may
     # still be present in its images, so that label is not measured.
     task = classifier.task
@@ -112,20 +128,19 @@ def evaluate(arguments: argparse.Namespace) -> None:
     views = [view.name for view in task.views(names)]
     prevalences = thresholds.parse_prevalences(arguments.prevalence, views)
     part, exposure = _unseen(runs, dataset, splits, arguments.include_seen)
-    own_results = read_json(runs[0] / METRICS_NAME) if len(runs) == 1 else {}
     console.make_folder("--output", output)
-
     outputs = [classifier.label_names.index(name) for name in names]
 
     def predict(images: np.ndarray) -> np.ndarray:
         return predict_images(classifier, images)[:, outputs]
 
     predictions = _predictions(predict, task, names, dataset, part)
+    own = read_json(runs[0] / METRICS_NAME) if len(runs) == 1 else {}
     results: dict[str, Any] = {
         "split": split,
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
         "model": address,
-        "best_epoch": own_results.get("best_epoch"),
+        "best_epoch": own.get("best_epoch"),
         **metrics.measure(predictions, options, 0, classifier.thresholds, prevalences),
     }
     result = EvaluationResult(
@@ -137,35 +152,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
     )
     result.write(occlusion.explain(predict))
     print(f"The metrics and {PAGE_NAME} are in {output}")
-
-
-def _chosen_splits(manifest: tfrecord_io.Manifest, split: str, data: Address) -> tuple[str, ...]:
-    """Returns the names in --split, which is checked."""
-    splits = tuple(manifest.splits) if split == "all" else tuple(split.split(","))
-    if missing := [name for name in splits if name not in manifest.splits]:
-        raise UserError(
-            f"{data} has no split {missing[0]!r}, but {listed(list(manifest.splits))}; name one "
-            "with --split, or measure all with --split all"
-        )
-    if not manifest.split(splits).num_examples:
-        raise UserError(f"split {split!r} of {data} is empty; name another --split")
-    return splits
-
-
-def _output_of(arguments: argparse.Namespace, manifest: tfrecord_io.Manifest) -> Path:
-    """Returns the folder for the results, which holds no others than those of an evaluation."""
-    address = ", ".join(arguments.run)
-    if (len(arguments.run) > 1 or is_remote(address)) and not arguments.output:
-        raise UserError(
-            f"--run {address} is not one local folder; name a folder for the results with --output"
-        )
-    output = arguments.output or folder_of(address, manifest, arguments.split)
-    if any((output / name).exists() for name in (MANIFEST_NAME, "config.json")):
-        raise UserError(
-            f"--output {output} holds a dataset or a run, whose page and measures would be "
-            "replaced; name another folder"
-        )
-    return output
 
 
 def _require_fit(
@@ -213,7 +199,7 @@ def _unseen(
     part = part.narrow(~dataset.is_copy(part))
     seen = functools.reduce(Seen.after, map(read_seen, runs))
     exposure = expose(dataset, [(seen, part.rows)], is_measured=include_seen)
-    num_seen, num_patients = exposure.num_images, exposure.num_patients
+    num_seen = exposure.num_images
     if num_seen == part.num_examples and not include_seen:
         raise UserError(
             f"nothing is left of split {part.name!r} of {dataset.path}: the network has seen all "
@@ -224,7 +210,7 @@ def _unseen(
     if num_seen:
         print(
             f"the model has seen {num_seen:,} of the {part.num_examples:,} images of {part.name}, "
-            f"or others of their patients ({counted(num_patients, 'patient')}); they are "
+            f"or others of their patients ({counted(exposure.num_patients, 'patient')}); they are "
             + ("measured, too" if include_seen else "left out")
         )
     if num_seen and not include_seen:

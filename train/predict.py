@@ -51,8 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--input", required=True, nargs="+", type=local_path, metavar="PATH", help=files)
     forms = ("table", "csv", "json")
     add("--format", choices=forms, default="table", help="output format (default: table)")
-    by_patient.add_arguments(parser)
-    occlusion.add_arguments(parser)
+    by = "answer for each patient: the mean over the images, and the image that decided most"
+    add("--by", choices=["patient"], help=by)
+    regex = (
+        "with --by: pattern whose first group is the patient, in a file's name or else its "
+        "path (default: that of the build; DICOM files name their patient)"
+    )
+    add("--patient_regex", metavar="REGEX", help=regex)
+    maps = "write a map of what mattered for each image into this folder"
+    add("--occlusion", type=local_path, metavar="DIR", help=maps)
 
 
 def predict(arguments: argparse.Namespace) -> int:
@@ -96,7 +103,18 @@ def predict(arguments: argparse.Namespace) -> int:
 def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) -> None:
     """Prints the predictions; a terminal or a table gets control characters escaped."""
     names = classifier.label_names
-    rows = [_row(prediction, names) for prediction in predictions]
+    rows = []
+    for one in predictions:
+        row: dict[str, Any] = {"patient": one.patient, "images": one.num_images}
+        row = ({} if one.num_images is None else row) | {"path": one.name}
+        if one.probabilities is None:
+            row["reject"] = one.reject
+        else:
+            values = (round(float(value), 6) for value in one.probabilities)
+            row["predicted"] = one.predicted
+            row["probabilities"] = dict(zip(names, values, strict=True))
+            row |= {} if one.above is None else {ABOVE: list(one.above)}
+        rows.append(row)
     if form == "json":
         print(json.dumps(rows, indent=1))
         return
@@ -124,21 +142,6 @@ def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) 
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for line in shown:
         print("  ".join(map(str.ljust, line, widths)).rstrip())
-
-
-def _row(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
-    """Returns a prediction as JSON has it."""
-    row: dict[str, Any] = {"path": prediction.name}
-    if prediction.num_images is not None:
-        row = {"patient": prediction.patient, "images": prediction.num_images} | row
-    if prediction.probabilities is None:
-        return row | {"reject": prediction.reject}
-    values = (round(float(value), 6) for value in prediction.probabilities)
-    row |= {
-        "predicted": prediction.predicted,
-        "probabilities": dict(zip(names, values, strict=True)),
-    }
-    return row if prediction.above is None else row | {ABOVE: list(prediction.above)}
 
 
 main = console.TrainerCommand(

@@ -206,8 +206,8 @@ def test_several_runs_of_the_same_classes_and_the_folds_of_one_answer_by_their_m
         ("a.jpeg", {"by": "patient", "patient_regex": "x(y)"}, "'x(y)' finds no patient in"),
         ("a.jpeg", {"patient_regex": "(x)"}, "add --by patient"),
         ("a.jpeg", {"model": "data"}, "this is a dataset; run"),
-        ("nowhere", {}, "there is no such file or folder"),
-        ("pipe", {}, "received a pipe or a device"),
+        ("nowhere", {}, "--input"),
+        ("pipe", {}, "--input"),
         ("a.jpeg", {"occlusion": "export/model.keras"}, "cannot be a folder: File exists"),
     ],
 )

@@ -23,17 +23,6 @@ from train.results.classifier import Classifier, Prediction, answered
 _FOLDERS = "a folder for each patient is --patient_regex '([^/]+)/[^/]*$'"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
-    by = "answer for each patient: the mean over the images, and the image that decided most"
-    parser.add_argument("--by", choices=["patient"], help=by)
-    regex = (
-        "with --by: pattern whose first group is the patient, in a file's name or else its "
-        "path (default: that of the build; DICOM files name their patient)"
-    )
-    parser.add_argument("--patient_regex", metavar="REGEX", help=regex)
-
-
 def pattern_of(arguments: argparse.Namespace, classifier: Classifier) -> re.Pattern[str]:
     """Returns the pattern that finds patients: that of the flag, or else that of the build."""
     origin = read_seen(classifier.folder).origin

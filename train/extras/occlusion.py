@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 import os
@@ -17,7 +16,6 @@ from PIL import Image
 
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.pages import pictures
-from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.printing import printable
 from train.results.classifier import Classifier, Prediction, pixels_of, predict_images
 
@@ -57,25 +55,27 @@ def occlusion_map(
         predict: gives probabilities. It always gets as many images, so that one graph is enough.
         image: [height, width, channels], as stored.
         output: the probability to look at.
-        patch: side of the patch in pixels, which the shorter side of the image limits; None for
-            that of `patch_of`.
+        patch: side of the patch in pixels; None for one that has about 144 places.
 
     Returns:
         float64 [height, width] drop in probability; negative where covering raises it.
     """
     height, width, _ = image.shape
-    patch = min(patch or patch_of(image.shape), height, width)
+    patch = patch or 2 * math.ceil(math.sqrt(height * width / _NUM_PLACES))
+    patch = min(patch, height, width)
     fill = image.mean(axis=(0, 1)).astype(image.dtype)
+    # The last patch ends at the edge.
+    tops, lefts = (
+        [*range(0, side - patch, (patch + 1) // 2), side - patch] for side in (height, width)
+    )
     places = [
-        (slice(top, top + patch), slice(left, left + patch))
-        for top in _starts(height, patch)
-        for left in _starts(width, patch)
+        (slice(top, top + patch), slice(left, left + patch)) for top in tops for left in lefts
     ]
     # The first image is the original; copies of it fill the last batch.
     covered = [(slice(0, 0), slice(0, 0)), *places]
     most = min(max(1, _MAX_PIXELS // (height * width)), _MAX_BATCH)
-    rows, num_batches = [], math.ceil(len(covered) / most)
-    size = math.ceil(len(covered) / num_batches)
+    size = math.ceil(len(covered) / math.ceil(len(covered) / most))
+    rows = []
     for start in range(0, len(covered), size):
         images = np.repeat(image[None], size, axis=0)
         for index, place in enumerate(covered[start : start + size]):
@@ -87,17 +87,6 @@ def occlusion_map(
         drops[place] += whole - row
         covers[place] += 1
     return drops / covers
-
-
-def patch_of(image_shape: tuple[int, ...]) -> int:
-    """Returns the side in pixels of a patch that has about 144 places in an image."""
-    height, width = image_shape[:2]
-    return min(2 * math.ceil(math.sqrt(height * width / _NUM_PLACES)), height, width)
-
-
-def _starts(length: int, patch: int) -> list[int]:
-    """Returns the places of a patch along a side; the last patch ends at the edge."""
-    return [*range(0, length - patch, (patch + 1) // 2), length - patch]
 
 
 def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
@@ -135,12 +124,6 @@ def explain(predict: Predict) -> Explanation:
 def num_maps(seconds_of_training: float, seconds_of_answer: float) -> int:
     """Returns how many maps fit into a twentieth of the time that a training took."""
     return int(seconds_of_training / 20 / (_NUM_PREDICTIONS * seconds_of_answer))
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag."""
-    folder = "write a map of what mattered for each image into this folder"
-    parser.add_argument("--occlusion", type=local_path, metavar="DIR", help=folder)
 
 
 def write_maps(folder: Path, classifier: Classifier, predictions: Sequence[Prediction]) -> None:

@@ -24,7 +24,7 @@ OWN_FILES = re.compile(
     r"((fold-\d+|evaluation/[^/]+)/)?(config|history|metrics)\.json"
     r"|((fold-\d+|evaluation/[^/]+)/)?(report\.html|predictions\.(csv|npz)|plots/\w+\.svg)"
     r"|(fold-\d+/)?((checkpoint|best)\.npz|seen\.parquet)"
-    r"|(fold-\d+/)?export/(model\.(keras|weights\.h5|onnx)"
+    r"|(fold-\d+/)?export/(model\.(keras|weights\.h5)"
     r"|(architecture|preprocessing|thresholds)\.json|saved_model/.*)"
     r"|(fold-\d+/)?tensorboard/events\.out\.tfevents\..*"
 )

@@ -49,6 +49,10 @@ class ShownAnswer(NamedTuple):
     pictures: dict[str, Image.Image]
     path: str
 
+    @property
+    def text(self) -> str:
+        return f"truth {self.answer.true}, answer {self.answer.predicted}, {self.path}"
+
     def urls(self) -> dict[str, str]:
         """Returns the data URLs of its pictures by what they show."""
         side = max(max(picture.size) for picture in self.pictures.values())

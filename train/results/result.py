@@ -155,15 +155,14 @@ class Result:
         title = self.directory.resolve().name
         beside = 'Beside this page: <a href="metrics.json">metrics.json</a> with every figure.'
         warning = "This is not a medical device. Nobody may be diagnosed or treated by it."
-        is_measured = "scores" in self.metrics
-        made = [(make, make(self)) for make in (self.parts if is_measured else _ALWAYS)]
-        top = sections.top if is_measured else sections.top_without_result
+        parts = self.parts if "scores" in self.metrics else _ALWAYS
+        made = [(make, make(self)) for make in parts]
         return page.render(
             page.Page(
                 title=f"{self.heading} – {title}",
                 over=f"{self.kind} {title}",
                 heading=self.heading,
-                top=[page.markup("<strong>{}</strong>", warning), *top(self)],
+                top=[page.markup("<strong>{}</strong>", warning), *sections.top(self)],
                 sections=[page.Section(make.__name__, *found) for make, found in made if found],
                 footer=page.markup(beside),
             )

@@ -16,7 +16,7 @@ from tfrecord_io.pages.pictures import data_url
 from tfrecord_io.terminal.printing import counted, listed, sentence
 from train.kinds import words
 from train.results.metrics import FEW_BEHIND
-from train.results.mistakes import SEEN, ShownAnswer
+from train.results.mistakes import SEEN
 
 if TYPE_CHECKING:
     from train.results.result import CrossValidationResult, Result
@@ -45,21 +45,15 @@ Make = Callable[[Any], Section]
 # ---- the top
 
 
-def top_without_result(result: Result) -> list[Any]:
-    """Returns what stands on top if nothing was measured."""
-    why = (
-        "There is no result for this network: the dataset has no images besides the training "
-        "images. Build it with a test split, or evaluate the run on another dataset."
-    )
-    num_images, *_ = result.images_of("train")
-    labels = page.Tile(result.task.kind.plural, f"{result.manifest.num_classes:,}")
-    tiles = [page.Tile("training images", f"{num_images:,}"), labels]
-    return [page.Note(why, "lead first"), page.Tiles(tiles)]
-
-
 def top(result: Result) -> list[Any]:
     """Returns what stands on top: the verdict, what casts doubt on it, and the main figures."""
     metrics, task, seen = result.metrics, result.task, result.exposure
+    if "scores" not in metrics:
+        why = (
+            "There is no result for this network: the dataset has no images besides the training "
+            "images. Build it with a test split, or evaluate the run on another dataset."
+        )
+        return [page.Note(why, "lead first")]
     images = words.measured_images(metrics)
     verdict, *leads = task.verdict(metrics)
     cautions = []
@@ -92,32 +86,16 @@ def top(result: Result) -> list[Any]:
     more = [page.Note(lead, "lead") for lead in leads]
     blocks.append(page.Details("More on this result", more, "fold") if more else None)
     # Beside the sentences stand right and wrong answers, and mistakes.
-    table = _small_matrix(result)
     figures: list[Any] = []
-    if table:
+    if table := _small_matrix(result):
         figures.append(page.Box([table._replace(caption=table.label), _COLOURS]))
     if mistakes := result.mistakes[:_MISTAKES_ON_TOP]:
-        pictures = [
-            (data_url(mistake.pictures[SEEN], _SIDE_ON_TOP), _describe(mistake))
-            for mistake in mistakes
-        ]
+        small = ((data_url(one.pictures[SEEN], _SIDE_ON_TOP), one.text) for one in mistakes)
         link = page.markup('<a href="#answers">Mistakes</a>, the surest first')
-        figures += [link, page.Pictures(pictures)]
+        figures += [link, page.Pictures([*small])]
     beside = [page.Box(blocks, ""), page.Box(figures, "") if figures else ""]
-    return [page.Box(beside, "beside"), *_tiles(result)]
-
-
-def _small_matrix(result: Result) -> page.Table | None:
-    """Returns the table of right and wrong answers if it is small enough for the first screen."""
-    table = result.task.table_of_answers(result.metrics)
-    is_small = table and max(len(table.columns), len(table.rows)) <= _MAX_ON_TOP
-    return table if is_small else None
-
-
-def _tiles(result: Result) -> list[Any]:
-    """Returns the main figures with their intervals, over images and over patients."""
-    metrics, by_patient, tiles = result.metrics, result.metrics.get("by_patient", {}), []
-    for name in result.task.run_measures:
+    by_patient, tiles = metrics.get("by_patient", {}), []
+    for name in task.run_measures:
         score, form = metrics["scores"][name], words.form_of(name)
         small = [words.ends(score, form)] if score["low"] is not None else []
         if of_patients := by_patient.get(name):
@@ -129,7 +107,15 @@ def _tiles(result: Result) -> list[Any]:
     about = f"Below each figure is its 95 % interval over {plural_unit(metrics['bootstrap_by'])}."
     if by_patient:
         about += " By patient, each counts once, and is answered by the mean of the images."
-    return [page.Tiles(tiles), about if metrics["bootstrap_samples"] else ""]
+    about = about if metrics["bootstrap_samples"] else ""
+    return [page.Box(beside, "beside"), page.Tiles(tiles), about]
+
+
+def _small_matrix(result: Result) -> page.Table | None:
+    """Returns the table of right and wrong answers if it is small enough for the first screen."""
+    table = result.task.table_of_answers(result.metrics)
+    is_small = table and max(len(table.columns), len(table.rows)) <= _MAX_ON_TOP
+    return table if is_small else None
 
 
 # ---- parts of sections
@@ -153,11 +139,6 @@ def _folded(text: str) -> page.Details:
 
 def _columns(first: Iterable[str], measures: Iterable[str]) -> list[str]:
     return [*first, *map(words.title_of, measures)]
-
-
-def _describe(example: ShownAnswer) -> str:
-    answer = example.answer
-    return f"truth {answer.true}, answer {answer.predicted}, {example.path}"
 
 
 # ---- sections
@@ -231,19 +212,15 @@ def answers(result: Result) -> Section:
         )
         figures = []
         for mistake in result.mistakes:
-            answer = mistake.answer
-            pictures = mistake.urls().items()
-            sides = [(url, f"{what}: {_describe(mistake)}", "") for what, url in pictures]
+            answer, urls = mistake.answer, mistake.urls().items()
             caption = page.markup(
                 "truth <strong>{}</strong>, answer <strong>{}</strong>, {} sure",
                 *(answer.true, answer.predicted, words.percent(answer.probability)),
             )
+            sides = [(url, f"{what}: {mistake.text}", "") for what, url in urls]
             figures.append(page.Figure(sides, caption, mistake.path))
-        blocks += [
-            page.Heading("Mistakes"),
-            page.markup(about, result.legend),
-            page.Box(figures, "figures"),
-        ]
+        blocks += [page.Heading("Mistakes"), page.markup(about, result.legend)]
+        blocks.append(page.Box(figures, "figures"))
     return "Answers", blocks
 
 
@@ -264,10 +241,11 @@ def folds(result: CrossValidationResult) -> Section:
         + [words.form_of(name)(fold["scores"].get(name)) for name in measures]
         for fold in metrics["folds"]
     ]
-    spread = page.Table("Spread over folds", ["measure", "mean", "standard deviation"], rows)
+    spread = page.Table(
+        "Mean and standard deviation", ["measure", "mean", "standard deviation"], rows
+    )
     each = page.Table("Each fold", _columns(("fold",), measures), of_folds, look="tall")
-    boxes = [page.Box([spread], title="Mean and standard deviation")]
-    boxes.append(page.Box([each], title="Each fold"))
+    boxes = [page.Box([table], title=table.label) for table in (spread, each)]
     return "Cross-validation", [_folded(about), page.Box(boxes, "grid")]
 
 
@@ -275,50 +253,42 @@ def probabilities(result: Result) -> Section:
     """Curves, calibration and thresholds."""
     metrics, charts = result.metrics, result.charts
     cards = [charts[name] for name in ("roc", "reliability") if name in charts]
-    calibration, thresholds = metrics.get("calibration"), metrics.get("thresholds")
-    if not (cards or calibration or thresholds):
-        return None
-    about_calibration = ""
-    if calibration:
+    blocks: list[Any] = []
+    if calibration := metrics.get("calibration"):
         before, after = (words.percent(calibration[f"ece_{when}"]) for when in ("before", "after"))
-        about_calibration = (
+        about = (
             "Before they become probabilities, the network's outputs are divided by a temperature "
             f"of {calibration['temperature']:.2f}, fitted on {calibration['num_examples']:,} "
             f"images of {calibration['fitted_on']}. Of 100 answers with a probability of 80 %, 80 "
             "should be right: the mean distance from that (expected calibration error) was "
             f"{before} before and is {after} now."
         )
-    title = "Thresholds for a wanted sensitivity, chosen on validation, and their results here"
-    return "Probabilities", [
-        _folded(about_calibration) if about_calibration else "",
-        page.Box(cards, "grid"),
-        page.Box(_thresholds(result), title=title) if thresholds else "",
-    ]
-
-
-def _thresholds(result: Result) -> list[Any]:
-    """Returns the rates that thresholds reach."""
-    prevalences = result.metrics.get("prevalence", {})
-    columns = ["sensitivity", "specificity", *(["ppv", "npv"] if prevalences else [])]
+        blocks.append(_folded(about))
+    blocks += [page.Box(cards, "grid")] if cards else []
+    prevalences = metrics.get("prevalence", {})
+    names = ["sensitivity", "specificity", *(["ppv", "npv"] if prevalences else [])]
     rows: list[list[Any]] = []
-    for entry in result.metrics["thresholds"]:
+    for entry in metrics.get("thresholds", ()):
         num_positives, reached = entry["val"]["num_positives"], entry["test"]
         few = " (few)" if num_positives < _FEW_POSITIVES else ""
         wanted = f"{words.percent(entry['wanted_sensitivity'])} wanted"
         name = page.Cell(entry["view"], f"{wanted}, on {num_positives:,} positives{few}")
         totals = {"sensitivity": reached["num_positives"], "specificity": reached["num_negatives"]}
-        cells = [_cell(reached, each, totals.get(each)) for each in columns]
+        cells = [_cell(reached, each, totals.get(each)) for each in names]
         rows.append([name, page.Cell(words.decimal(entry["threshold"]), look="count"), *cells])
-    about = result.task.decision
-    if prevalences:
-        shares = (f"{words.percent(share)} are {name}" for name, share in prevalences.items())
-        about += (
-            " PPV and NPV are the shares of right answers among yes and among no, where "
-            f"{', '.join(shares)} (Altman and Bland 1994)."
-        )
-    columns = _columns((result.task.kind.noun, "probability from"), columns)
-    table = page.Table("Thresholds for a wanted sensitivity", columns, rows)
-    return [table, _folded(about)]
+    if rows:
+        about = result.task.decision
+        if prevalences:
+            shares = (f"{words.percent(share)} are {name}" for name, share in prevalences.items())
+            about += (
+                " PPV and NPV are the shares of right answers among yes and among no, where "
+                f"{', '.join(shares)} (Altman and Bland 1994)."
+            )
+        columns = _columns((result.task.kind.noun, "probability from"), names)
+        table = page.Table("Thresholds for a wanted sensitivity", columns, rows)
+        title = "Thresholds for a wanted sensitivity, chosen on validation, and their results here"
+        blocks.append(page.Box([table, _folded(about)], title=title))
+    return ("Probabilities", blocks) if blocks else None
 
 
 def training(result: Result) -> Section:

@@ -19,7 +19,7 @@ from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal.printing import many
 from train.data import seen
 from train.data.dataset import Dataset
-from train.extras import occlusion, onnx
+from train.extras import occlusion
 from train.extras.bucket import open_run
 from train.machine.console import stage
 from train.machine.devices import Devices
@@ -116,7 +116,6 @@ def complete(
             splits=plan.parts.train.splits,
             chosen=final.thresholds,
         )
-        onnx.write(folder.path / EXPORT_NAME)
     with stage("evaluation"):
         measured, predictions = _measure(session, final)
     seconds = sum(row["seconds"] for row in progress.history)
