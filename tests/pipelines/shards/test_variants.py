@@ -20,24 +20,19 @@ built = build_of(
 )
 
 
-def test_only_the_train_split_has_variants_and_each_image_all_of_them(built):
+def test_only_the_train_split_has_variants_which_the_ledger_does_not_count(built):
     by_path: dict[tuple[str, str], list[int]] = {}
     for row in rows_of(built):
         by_path.setdefault((row["split"], row["path"]), []).append(row["variant"])
     assert len(by_path) == 16
     for (split, _), variants in by_path.items():
         assert sorted(variants) == ([0, 1, 2, 3] if split == "train" else [0])
-    # They lie shuffled among the others.
     train = [row["variant"] for row in rows_of(built) if row["split"] == "train"]
-    assert train != sorted(train)
-
-
-def test_the_ledger_counts_files_not_variants(built):
-    counts = Manifest.load(built).counts
-    assert counts["examples"] == 10 * 4 + 2 + 4
-    assert counts["variants"] == 30
-    assert counts["rejects"] == 1
-    assert Manifest.load(built).options["augmentation"] == augment.RECIPE
+    assert train != sorted(train)  # they are shuffled
+    found = Manifest.load(built)
+    counts = found.counts
+    assert (counts["examples"], counts["variants"], counts["rejects"]) == (10 * 4 + 2 + 4, 30, 1)
+    assert found.options["augmentation"] == augment.RECIPE
     assert counts["files"] == counts["examples"] - counts["variants"] + counts["rejects"] == 17
 
 
