@@ -131,6 +131,12 @@ def command(source: Path, output: Path, *more: str) -> list[str]:
     return [sys.executable, program, *arguments(source, output, *more)]
 
 
+def environment(**variables: str) -> dict[str, str]:
+    """Returns the environment in which scripts find the packages, installed or not."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
+
+
 def run_command(
     words: Sequence[str], env: dict[str, str] | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:

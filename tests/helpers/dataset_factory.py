@@ -55,37 +55,29 @@ def write_dataset(
     seed: int = 0,
     num_left_out: int = 0,
 ) -> Manifest:
-    """Writes shards of random pixels, then the manifest.
+    """Writes shards of random pixels and labels, then the manifest, which it returns.
 
-    Args:
-        directory: where to; made if needed.
-        num_examples: by split, before any is left out.
-        image_shape: (height, width, channels).
-        label_names: an example's label is drawn from them.
-        num_shards: of each split; they differ by at most one example.
-        seed: of pixels and labels.
-        num_left_out: examples missing from the first shards of each split, one a shard, as
-            rejected images leave them.
-
-    Returns:
-        the manifest, as written. Example i of split s has key `image_key(f"{s}/{i}")`, counted
-        shard after shard over the examples that are there.
+    `num_left_out` examples are missing from the first shards of each split, one a shard, as
+    rejected images leave them. Example i of split s has key `image_key(f"{s}/{i}")`, counted over
+    the examples that are there.
     """
     layout = RecordLayout(image_shape=image_shape, num_classes=len(label_names))
     generator = np.random.default_rng(seed)
     one_hot = np.eye(len(label_names), dtype=np.float32)
-    examples: dict[str, list[list[Example]]] = {}
+
+    def example(key: str) -> Example:
+        label = one_hot[generator.integers(len(label_names))]
+        return generator.integers(256, size=image_shape, dtype=np.uint8).tobytes(), label, key
+
+    examples = {}
     for split, total in (num_examples or {"train": 23, "val": 7}).items():
-        shards = examples[split] = []
-        place = itertools.count()
-        for shard_index in range(num_shards):
-            count = total * (shard_index + 1) // num_shards - total * shard_index // num_shards
-            shards.append([])
-            for _ in range(count - (shard_index < num_left_out)):
-                label = one_hot[generator.integers(len(label_names))]
-                pixels = generator.integers(256, size=image_shape, dtype=np.uint8)
-                key = image_key(f"{split}/{next(place)}")
-                shards[-1].append((pixels.tobytes(), label, key))
+        keys = (image_key(f"{split}/{place}") for place in itertools.count())
+        ends = [total * index // num_shards for index in range(num_shards + 1)]
+        counts = [end - start for start, end in itertools.pairwise(ends)]
+        examples[split] = [
+            [example(next(keys)) for _ in range(count - (index < num_left_out))]
+            for index, count in enumerate(counts)
+        ]
     return write_examples(Path(directory), layout, label_names, examples)
 
 
@@ -96,15 +88,7 @@ def write_examples(
     examples: Mapping[str, Sequence[Sequence[Example]]],
     **facts: Any,
 ) -> Manifest:
-    """Writes examples as shards, then the manifest, with further facts; returns it.
-
-    Args:
-        directory: where to; made if needed.
-        layout: of the records.
-        label_names: of the classes or labels.
-        examples: those of each shard, by split.
-        **facts: see `bare_manifest`.
-    """
+    """Writes the examples of each split as shards, then the manifest with further facts."""
     directory.mkdir(parents=True, exist_ok=True)
     splits = {}
     for split, shards in examples.items():
@@ -113,9 +97,8 @@ def write_examples(
             content = b"".join(layout.encode_record(*example) for example in shard)
             name = shard_name(split, shard_index, len(shards))
             (directory / name).write_bytes(content)
-            facts_of_shard = {"num_examples": len(shard), "num_bytes": len(content)}
-            digest = hashlib.sha256(content).hexdigest()
-            written.append(Shard(name=name, sha256=digest, **facts_of_shard))
+            sizes = {"num_examples": len(shard), "num_bytes": len(content)}
+            written.append(Shard(name=name, sha256=hashlib.sha256(content).hexdigest(), **sizes))
         labels = np.array([label for shard in shards for _, label, _ in shard])
         counts = layout.label_kind.count(labels.reshape(-1, len(label_names)))
         splits[split] = Split(label_counts=counts, shards=tuple(written))
@@ -134,13 +117,6 @@ def change_first_label(directory: Path, label: Sequence[float]) -> None:
     end = layout.stride - FOOTER_LENGTH
     struct.pack_into("<I", content, end, masked_crc32c(content[HEADER_LENGTH:end]))
     shard.write_bytes(content)
-
-
-def flip(path: Path) -> None:
-    """Changes a bit in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def cut_shards(path: Path) -> None:

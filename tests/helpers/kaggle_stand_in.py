@@ -41,9 +41,9 @@ def _make_archive() -> bytes:
     noise, file = random.Random(1), io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for index in range(8):
-            info = zipfile.ZipInfo(f"OCT2017 /train/CNV/CNV-{index}-1.jpeg", (2018, 1, 1, 0, 0, 0))
-            info.compress_type = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[index % 2]
-            archive.writestr(info, noise.randbytes(150_000))
+            kind = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[index % 2]
+            name = f"OCT2017 /train/CNV/CNV-{index}-1.jpeg"
+            archive.writestr(name, noise.randbytes(150_000), kind)
     return file.getvalue()
 
 

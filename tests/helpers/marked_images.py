@@ -6,7 +6,6 @@ import contextlib
 import csv
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from builds import ROOT, read_csv, run_command
+from builds import environment, read_csv, run_command
 from dataset_factory import change_json, write_examples
 from PIL import Image
 
@@ -43,46 +42,27 @@ OCT_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
 
 #: The smallest network and the bare loss: it learns the marked images in a few steps.
 QUICK = {
-    "model": "convnet",
-    "precision": "float32",
-    "optimizer": "adam",
-    "schedule": "constant",
-    "warmup_steps": 0,
-    "ema_decay": 0.0,
-    "augment": False,
-    "mixup": 0.0,
-    "label_smoothing": 0.0,
+    "model": "convnet", "precision": "float32", "optimizer": "adam", "schedule": "constant",
+    "warmup_steps": 0, "ema_decay": 0.0, "augment": False, "mixup": 0.0, "label_smoothing": 0.0,
     "class_weight_power": 1.0,
-}
+}  # fmt: skip
 
 #: A run of a few seconds on some dozens of these images.
-SMALL_RUN = {
-    **QUICK,
-    "epochs": 2,
-    "replica_batch_size": 16,
-    "seed": 1,
-    "learning_rate": 0.01,
+SMALL_RUN = QUICK | {
+    "epochs": 2, "replica_batch_size": 16, "seed": 1, "learning_rate": 0.01,
     "bootstrap_samples": 20,
-}
+}  # fmt: skip
 
 #: The run on classes that many tests share, see conftest.py; its export has every form.
 CLASS_RUN = SMALL_RUN | {"epochs": 3}
 
-#: All that is random or has a state of its own, on the smallest network. The ranges of the
-#: augmentation are small, because the place of the bar is what tells the class.
-ALL_ON = {
-    **QUICK,
-    "optimizer": "adamw",
-    "weight_decay": 0.05,
-    "schedule": "cosine",
-    "warmup_steps": 3,
-    "ema_decay": 0.9,
-    "augment": True,
-    "augment_strength": 0.5,
-    "mixup": 0.4,
-    "label_smoothing": 0.1,
-    "class_weight_power": 0.5,
-}
+#: All that is random or has a state, on the smallest network. The ranges of the augmentation are
+#: small, because the position of the bar says the class.
+ALL_ON = QUICK | {
+    "optimizer": "adamw", "weight_decay": 0.05, "schedule": "cosine", "warmup_steps": 3,
+    "ema_decay": 0.9, "augment": True, "augment_strength": 0.5, "mixup": 0.4,
+    "label_smoothing": 0.1, "class_weight_power": 0.5,
+}  # fmt: skip
 
 
 def write_marked_dataset(
@@ -94,45 +74,38 @@ def write_marked_dataset(
     with_patients: bool = True,
     label_kind: LabelKind = CLASSES,
 ) -> Manifest:
-    """Writes noise with a bright bar whose height tells the class, so that nets learn it.
+    """Writes noise with a bright bar whose height is the class, so that networks learn it.
 
     Of several labels each has a bar, and half of the images have it.
     """
-    layout = RecordLayout(
-        image_shape=image_shape, num_classes=len(label_names), label_kind=label_kind
-    )
-    generator = np.random.default_rng(0)
+    generator, (height, width, channels) = np.random.default_rng(0), image_shape
+    num_classes, bar = len(label_names), image_shape[0] // len(label_names)
     examples, rows = {}, []
     for split, total in num_examples.items():
         if label_kind.one_hot:
-            vectors = np.eye(len(label_names), dtype=np.float32)[
-                generator.integers(len(label_names), size=total)
-            ]
+            drawn = generator.integers(num_classes, size=total)
+            vectors = np.eye(num_classes, dtype=np.float32)[drawn]
         else:
-            vectors = np.float32(generator.random((total, len(label_names))) < 0.5)
+            vectors = np.float32(generator.random((total, num_classes)) < 0.5)
         shard = []
         for index, vector in enumerate(vectors):
             pixels = generator.integers(100, size=image_shape, dtype=np.uint8)
             labels = np.flatnonzero(vector).tolist()
             for label in labels:
-                top = label * image_shape[0] // len(label_names)
-                pixels[top : top + image_shape[0] // len(label_names)] += 150
+                top = label * height // num_classes
+                pixels[top : top + bar] += 150
             text = label_kind.text_of([label_names[label] for label in labels])
-            key = image_key(f"{split}/{index}")
-            shard.append((pixels.tobytes(), vector, key))
-            name = shard_name(split, 0, 1)
-            row = {"split": split, "shard": name, "row": index, "key": key, "label": text}
-            row["path"] = f"{split}/{text}/{index}.jpeg"
-            row["pixels_xxh3"] = xxhash.xxh3_128_hexdigest(pixels.tobytes())
-            if with_patients:
-                row["patient"] = f"{split}-{index // 2}"
-            rows.append(row)
+            content, key = pixels.tobytes(), image_key(f"{split}/{index}")
+            shard.append((content, vector, key))
+            row = {"split": split, "shard": shard_name(split, 0, 1), "row": index, "key": key,
+                   "label": text, "path": f"{split}/{text}/{index}.jpeg",
+                   "pixels_xxh3": xxhash.xxh3_128_hexdigest(content)}  # fmt: skip
+            rows.append(row | ({"patient": f"{split}-{index // 2}"} if with_patients else {}))
         examples[split] = [shard]
-    height, width, channels = image_shape
+    counts = {"files": len(rows), "examples": len(rows), "ignored": {}, "rejects": 0, "copies": 0,
+              "over_limit": 0}  # fmt: skip
     preprocessing = Preprocessing(height=height, width=width, channels=channels).to_dict()
-    # As of a build: its ledger is on the card of features.
-    counts = {"files": len(rows), "examples": len(rows), "ignored": {}, "rejects": 0, "copies": 0}
-    counts["over_limit"] = 0
+    layout = RecordLayout(image_shape=image_shape, num_classes=num_classes, label_kind=label_kind)
     facts = {"name": "marked", "preprocessing": preprocessing, "counts": counts}
     manifest = write_examples(directory, layout, label_names, examples, **facts)
     pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
@@ -161,11 +134,6 @@ def marked_data(num_examples: Mapping[str, int], **options: Any) -> Any:
     return data
 
 
-def command(script: str, *arguments: object) -> list[str]:
-    """Returns the command line of one of the trainer's scripts."""
-    return [sys.executable, f"train/{script}.py", *(str(argument) for argument in arguments)]
-
-
 def flags(**fields: object) -> list[str]:
     """Returns the flags that set fields of a configuration; None leaves one at its default."""
     return [
@@ -178,20 +146,11 @@ def flags(**fields: object) -> list[str]:
 
 
 #: A program that runs the command `train` and saves the state after each step.
-SAVING_EACH_STEP = """
-import sys
+SAVING_EACH_STEP = """import sys
 from train import run
 from train.training import training_loop
-
 training_loop.CHECKPOINT_SECONDS = 0
-sys.exit(run.main())
-"""
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """Returns the environment in which the scripts find the packages, installed or not."""
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
+sys.exit(run.main())"""
 
 
 def run_python(
@@ -213,19 +172,14 @@ def run_script(
     script: str, *arguments: object, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs one of the trainer's scripts as a user would, to its end."""
-    return run_command(command(script, *arguments), environment(**variables), 600)
+    words = [sys.executable, f"train/{script}.py", *map(str, arguments)]
+    return run_command(words, environment(**variables), 600)
 
 
 def train(data: Path, workdir: Path, **fields: object) -> int:
-    """Runs the trainer's command in this process without the slow form of the export.
+    """Runs `SMALL_RUN` with other fields in this process, without the slow forms of the export.
 
-    Args:
-        data: folder of the dataset.
-        workdir: folder of the run.
-        **fields: of the configuration, where they differ from `SMALL_RUN`.
-
-    Returns:
-        its exit code.
+    Returns the exit code.
     """
     from train import run
 

@@ -7,9 +7,10 @@ import dataclasses
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from builds import wait_until
 
 from pipelines import errors
 from pipelines.sources.directory import DirectorySource
@@ -17,28 +18,18 @@ from pipelines.sources.source import Member, Reader
 
 
 @dataclasses.dataclass(frozen=True)
-class OddSource(DirectorySource):
-    """Calls a function with itself and the image before it reads one.
-
-    Attributes:
-        oddity: the function, such as those below.
-        notes: a folder for what it has to tell.
-    """
+class OddSource(DirectorySource, Reader):
+    """Calls a function with itself and the image before it reads one; `notes` is its folder."""
 
     oddity: Callable[[OddSource, Member], object] = print
     notes: Path = Path()
 
     def open(self) -> contextlib.AbstractContextManager[Reader]:
-        return contextlib.nullcontext(OddReader(self))
-
-
-@dataclasses.dataclass(frozen=True)
-class OddReader(Reader):
-    source: OddSource
+        return contextlib.nullcontext(self)
 
     def read(self, member: Member) -> bytes:
-        self.source.oddity(self.source, member)
-        return (self.source.directory / member.name).read_bytes()
+        self.oddity(self, member)
+        return (self.directory / member.name).read_bytes()
 
 
 def fail(source: OddSource, member: Member) -> None:
@@ -54,15 +45,13 @@ def die(source: OddSource, member: Member) -> None:
 
 def wait_for_the_others(source: OddSource, member: Member) -> None:
     """Has the first image that is read wait until all others were."""
-    with contextlib.suppress(FileExistsError):
+    try:
         (source.notes / "first").touch(exist_ok=False)
-        num_images = len(list(source.directory.rglob("*.jpeg")))
-        end = time.monotonic() + 100
-        while len(list(source.notes.iterdir())) < num_images:
-            assert time.monotonic() < end, "images wait for the worker that waits for them"
-            time.sleep(0.01)
+    except FileExistsError:
+        (source.notes / Path(member.name).name).touch()
         return
-    (source.notes / Path(member.name).name).touch()
+    num_images = len(list(source.directory.rglob("*.jpeg")))
+    wait_until(lambda: len(list(source.notes.iterdir())) == num_images)
 
 
 def list_modules(source: OddSource, member: Member) -> None:
