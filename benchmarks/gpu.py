@@ -2,8 +2,8 @@
 
     KERAS_BACKEND=jax python benchmarks/gpu.py --models small_resnet resnet50
 
-A bare step (SGD, no augmentation, no averaged weights) is fed in three ways by turns, and medians
-count:
+A bare step (SGD, no augmentation, no averaged weights) is fed from three sources by turns, and
+medians count:
 
 - device: the same batch on the device each time, which is the limit.
 - reader: the mapped shards, as in training.

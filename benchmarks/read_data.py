@@ -237,7 +237,7 @@ def make_once(directory: Path, write: Callable[[Path], None]) -> Path:
     return directory
 
 
-#: What each way needs before it can read, besides the records.
+#: What each reader of `read_speed.py` needs besides the records.
 WRITERS: dict[str, Callable[[ReadData], None]] = {
     "limit": flatten,
     "decode": draw_scans,
@@ -247,7 +247,7 @@ WRITERS: dict[str, Callable[[ReadData], None]] = {
     "mosaicml": write_mosaicml,
 }
 
-#: The folder that a way reads; the other ways read the records.
+#: The folder that a reader reads; the others read the records.
 _FOLDERS = {
     "limit": "flat",
     "decode": "scans",
@@ -258,8 +258,8 @@ _FOLDERS = {
 }
 
 
-def warm(data: ReadData, way: str) -> None:
-    """Reads a way's files into the page cache, which may have dropped them meanwhile."""
-    folder = data.peer(_FOLDERS[way]) if way in _FOLDERS else data.records
+def warm(data: ReadData, reader: str) -> None:
+    """Reads the files of a reader into the page cache, which may have dropped them meanwhile."""
+    folder = data.peer(_FOLDERS[reader]) if reader in _FOLDERS else data.records
     for path in filter(Path.is_file, folder.rglob("*")):
         path.read_bytes()

@@ -41,16 +41,16 @@ def real_scans(sample: Path, num_scans: int) -> list[Image.Image]:
 def speed(scans: list[Image.Image], rounds: int) -> tuple[float, float]:
     """Returns the microseconds a scan of the kernel and of Pillow."""
     options, box = Preprocessing(), (0, 0, 224, 224)
-    ways: list[Callable[[Image.Image], bytes | None]] = [
+    resizers: list[Callable[[Image.Image], bytes | None]] = [
         lambda scan: resize._by_kernel(scan, box, options),
         lambda scan: resize._by_pillow(scan, box, options).tobytes(),
     ]
     best = [float("inf")] * 2
     for _ in range(rounds):
-        for place, way in enumerate(ways):
+        for place, resizer in enumerate(resizers):
             start = time.perf_counter()
             for scan in scans:
-                way(scan)
+                resizer(scan)
             best[place] = min(best[place], (time.perf_counter() - start) / len(scans) * 1e6)
     return best[0], best[1]
 

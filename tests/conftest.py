@@ -47,7 +47,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
 # syncs take the place of this function, too.
 os.fsync = lambda descriptor: None
 
-# The tests write some hundred megabytes. Where there is room for them in memory, that is quicker.
+# The tests write hundreds of megabytes, which is quicker in memory.
 _MEMORY = Path("/dev/shm")
 if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 4 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))

@@ -1,4 +1,4 @@
-"""Lists members that no file stands behind."""
+"""Lists members without files."""
 
 import contextlib
 import re

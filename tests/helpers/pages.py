@@ -57,7 +57,7 @@ def words(text: str) -> str:
 
 
 def require_good_page(text: str, picture: str) -> Page:
-    """Returns a page that is well-formed, stands alone and can be read in every way.
+    """Returns a page that is well-formed, needs no other file, and is accessible.
 
     Args:
         text: its HTML.
@@ -136,7 +136,7 @@ def require_shown(page_path: Path, folder: Path, width: int, dark: bool) -> None
 
 def _overhang(page_path: Path, folder: Path, width: int) -> int:
     """Returns by how many pixels the page is wider than a window of this width."""
-    # A script in a copy tells the width that the page wants; the page itself has none.
+    # A script in a copy reads the width of the page, which itself has no script.
     text = page_path.read_text(encoding="utf-8")
     text = re.sub(r"<meta http-equiv=[^>]+>", "", text)
     frame = folder / "page.html"

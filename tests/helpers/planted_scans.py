@@ -1,4 +1,4 @@
-"""A tree of drawn scans in which every kind of flaw is planted once, and their innocent likes."""
+"""A tree of drawn scans with one flaw of each kind."""
 
 import functools
 import io
