@@ -30,26 +30,17 @@ from tfrecord_io.stores import remote
 from tfrecord_io.stores.files import announce
 from tfrecord_io.stores.remote import RangeFile
 from tfrecord_io.terminal.address import Address
-from tfrecord_io.terminal.printing import counted
 
 _ENCRYPTED, _UTF_8 = 0x1, 0x800
-# Methods of compression that are not read, but for stored (0) and Deflate (8), which are.
-_METHODS = {9: "Deflate64, 9", 12: "bzip2, 12", 14: "LZMA, 14", 93: "zstd, 93"}
 
-# The local header of a member: the lengths of the name and of the extra field that follow it
-# (APPNOTE.TXT 4.3.7).
-_HEADER = struct.Struct("<26xHH")
+# The local header of a member: its method of compression, and the lengths of the name and of the
+# extra field that follow it (APPNOTE.TXT 4.3.7).
+_HEADER = struct.Struct("<4s4xH16xHH")
 _HEADER_SIGNATURE = b"PK\x03\x04"
 
 # APPNOTE.TXT 4.3.16: the end record, with the number of members; a comment may follow.
 _END = struct.Struct("<4s6xH10x")
 _END_SIGNATURE = b"PK\x05\x06"
-
-
-def version_of(file: Path | int) -> tuple[int, int]:
-    """Returns the size in bytes and the time of change in ns of a file or descriptor."""
-    status = os.stat(file)  # noqa: PTH116 - a Path has no descriptor
-    return status.st_size, status.st_mtime_ns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,17 +49,24 @@ class LocalFile:
 
     Attributes:
         path: the file.
-        url: what the user gave.
         version: its size in bytes, and the time of its last change in ns.
     """
 
     path: Path
-    url: str
     version: tuple[int, int]
+
+    @property
+    def url(self) -> str:
+        return str(self.path)
 
     def open(self) -> BinaryIO:
         with errors.clear_read_errors(f"{self.path} (every worker must be able to read it)"):
             return self.path.open("rb")
+
+
+def _version_of(file: Path | int) -> tuple[int, int]:
+    status = os.stat(file)  # noqa: PTH116 - a Path has no descriptor
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +111,7 @@ def open_archive(place: Path | Address, **facts: Any) -> ArchiveSource:
     """
     file: LocalFile | remote.StoredFile
     if isinstance(place, Path):
-        file = LocalFile(place, str(place), version_of(place))
+        file = LocalFile(place, _version_of(place))
     else:
         try:
             file = remote.describe(place)
@@ -125,9 +123,9 @@ def open_archive(place: Path | Address, **facts: Any) -> ArchiveSource:
     if not start.startswith(b"PK") and not name.lower().endswith(".zip"):
         kind = what_is(name, start)
         raise errors.UserError(
-            f"{place} is not a zip, which is the only archive that is read; unpack another one, as "
-            f"with tar xf {shlex.quote(name)} -C FOLDER, and give the folder as --input; "
-            "a table of the images is given as --labels" + (f". It is {kind}" if kind else "")
+            f"{place} is not a zip{f', but {kind}' if kind else ''}; unpack others, as with "
+            f"tar xf {shlex.quote(name)} -C FOLDER, and give the folder as --input; a table of the "
+            "images is given as --labels"
         )
     return ArchiveSource(file, {"kind": "archive", "name": name, **facts})
 
@@ -142,7 +140,7 @@ class ArchiveReader(Reader):
         self._read_existing = read_at
         self._size = size
         self._checked: set[int] = set()
-        self._locks: dict[int, threading.Lock] = {}
+        self._lock = threading.Lock()
 
     def _read_at(self, start: int, length: int) -> memoryview:
         # Some stores refuse a range that ends beyond the file.
@@ -155,22 +153,15 @@ class ArchiveReader(Reader):
     def read(self, member: Member) -> bytes:
         """Returns a member's content, in one read unless its header is unusually long."""
         method, _, stored = self._read_stored(member, member.stored_size)
-        if method == zipfile.ZIP_STORED:
-            data = bytes(stored)
-        elif method == zipfile.ZIP_DEFLATED:
+        if method == zipfile.ZIP_DEFLATED:
             try:  # in no more memory than its declared size
                 data = bytes(deflate.deflate_decompress(stored, member.size))
             except deflate.DeflateError:
-                crc = deflate.crc32(stored)
-                raise self._damaged(
-                    f"its stored bytes, with the CRC-32 {crc:08x}, do not inflate to {member.size} "
-                    "bytes"
-                ) from None
+                raise self._damaged("it does not inflate to its size") from None
         else:
-            raise self._damaged(f"its header has the compression method {method}")
-        crc = deflate.crc32(data)
-        if len(data) != member.size or crc != member.version:
-            raise self._damaged(f"its CRC-32 is {crc:08x} instead of {member.version:08x}")
+            data = bytes(stored)
+        if len(data) != member.size or deflate.crc32(data) != member.version:
+            raise self._damaged("its checksum is wrong")
         return data
 
     def read_start(self, member: Member, length: int) -> bytes:
@@ -187,7 +178,7 @@ class ArchiveReader(Reader):
         method, start, _ = self._read_stored(member, 0)
         if method != zipfile.ZIP_STORED:
             return super().open(member)
-        with self._locks.setdefault(member.offset, threading.Lock()):
+        with self._lock:
             if member.offset not in self._checked:
                 self.read(member)
                 self._checked.add(member.offset)
@@ -202,17 +193,15 @@ class ArchiveReader(Reader):
         guess = len(member.name.encode()) + 64
         block = self._read_at(member.offset, _HEADER.size + guess + length)
         if len(block) < _HEADER.size or block[:4] != _HEADER_SIGNATURE:
-            wrong = f"bytes with the CRC-32 {deflate.crc32(block):08x}"
-            raise self._damaged(f"{wrong} are where its index says that it begins")
-        method = int.from_bytes(block[8:10], "little")
-        start = _HEADER.size + sum(_HEADER.unpack_from(block))
+            raise self._damaged("it is not where the index says")
+        _, method, *lengths = _HEADER.unpack_from(block)
+        start = _HEADER.size + sum(lengths)
         stored = block[start : start + length]
         if len(stored) < length:
             stored = self._read_at(member.offset + start, length)
         return method, start, stored
 
     def _damaged(self, how: str) -> Reject:
-        # The checksums in `how` show whether the same was read twice.
         self.require_unchanged()
         return Reject("unreadable_member", f"damaged in the archive: {how}")
 
@@ -233,7 +222,7 @@ class _LocalReader(ArchiveReader):
         return data
 
     def require_unchanged(self) -> None:
-        if version_of(self._descriptor) != self._file.version:
+        if _version_of(self._descriptor) != self._file.version:
             raise errors.changed(self._file.url)
 
     def announce(self, member: Member) -> None:
@@ -245,51 +234,29 @@ class _LocalReader(ArchiveReader):
 
 
 def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
-    """Opens a zip; members have the names that `_name_of` finds.
+    """Opens a zip whose index has all of its members.
 
     Raises:
         zipfile.BadZipFile: if the file is not a zip, its index points outside of it or names other
             members than its end record counts, or bytes are before the first member or behind the
             end, as in zips that were joined.
     """
-    try:
-        archive = zipfile.ZipFile(file)
-    except UnicodeDecodeError:
-        raise zipfile.BadZipFile(
-            "its index says that a name is UTF-8, which it is not; unpack it with the program that "
-            "made it, and pack the files again"
-        ) from None
+    archive = zipfile.ZipFile(file)
     infos = archive.infolist()
     file.seek(-_END.size - len(archive.comment), io.SEEK_END)
     signature, num_promised = _END.unpack(file.read(_END.size))
-    first = min((info.header_offset for info in infos), default=0)
-    if signature != _END_SIGNATURE or first:
+    if (
+        signature != _END_SIGNATURE
+        or min((info.header_offset for info in infos), default=0)
+        or any(info.header_offset + info.compress_size > archive.start_dir for info in infos)
+        # 65535 stands for a larger number in a zip64 record, or some writers let it wrap around.
+        or num_promised not in (0xFFFF, len(infos) % (1 << 16))
+    ):
         raise zipfile.BadZipFile(
-            "other data is before its first member or behind its end; if archives were joined, "
-            "unpack them one by one and give the folder"
+            f"its index of {len(infos):,} members does not fit the file, as where archives were "
+            "joined; unpack these one by one, and give the folder"
         )
-    if any(info.header_offset + info.compress_size > archive.start_dir for info in infos):
-        raise zipfile.BadZipFile("its index points outside of its members")
-    # 65535 stands for a larger number in a zip64 record, or some writers let it wrap around.
-    if num_promised not in (0xFFFF, len(infos) % (1 << 16)):
-        raise zipfile.BadZipFile(f"expected {num_promised:,} members, found {len(infos):,}")
-    for info in infos:
-        info.filename = _name_of(info) or info.filename
     return archive
-
-
-def _name_of(info: zipfile.ZipInfo) -> str | None:
-    """Returns the name of a member, or None if its encoding is not known.
-
-    macOS writes UTF-8 without the flag of UTF-8, so valid UTF-8 is read as such; `zipfile` reads it
-    as cp437.
-    """
-    if info.flag_bits & _UTF_8 or info.orig_filename.isascii():
-        return info.filename
-    try:
-        return info.orig_filename.encode("cp437").decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
@@ -297,29 +264,22 @@ def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
     try:
         with errors.clear_read_errors(shown):
             infos = open_zip(file).infolist()
+        for info in infos:
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise zipfile.BadZipFile(
+                    f"{info.filename!r} is compressed by method {info.compress_type}, not by 8"
+                )
+            # macOS writes UTF-8 without the flag of UTF-8; `zipfile` reads it as cp437.
+            if not info.flag_bits & _UTF_8 and not info.orig_filename.isascii():
+                info.filename = info.orig_filename.encode("cp437").decode()
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+        why = "a name is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
         raise errors.UserError(
-            f"{shown} is not a complete zip archive ({error}); download or copy it again. If it "
+            f"{shown} is not a complete zip that can be read ({why}). Download or copy it again; "
+            "unpack it with the program that packed it, and give the folder as --input; or, if it "
             "was split into parts, join them first: cat NAME.zip.* > NAME.zip for NAME.zip.001, or "
             "zip -s 0 NAME.zip --out WHOLE.zip for NAME.z01"
         ) from None
-    if other := [info for info in infos if info.compress_type not in (0, 8)]:
-        method = other[0].compress_type
-        raise errors.UserError(
-            f"{shown} has {counted(len(other), 'member')} compressed by a method that is not "
-            f"read ({_METHODS.get(method, method)}), such as {other[0].filename!r}. Unpack it with "
-            "the program that packed it, and give the folder as --input; or pack it again with "
-            "zip, which uses Deflate"
-        )
-    if unknown := [info.filename for info in infos if _name_of(info) is None]:
-        name = shown.rpartition("/")[2]
-        raise errors.UserError(
-            f"{shown} does not say how the names of {counted(len(unknown), 'member')} are encoded, "
-            f"such as {unknown[0]!r}, and they are not UTF-8. Unpack it with the program that "
-            "packed it, or in the encoding that makes the names right (cp437, cp850, cp1252, gbk, "
-            f"shift_jis): python -m zipfile --metadata-encoding cp437 -e {shlex.quote(name)} "
-            "FOLDER; then give the folder as --input"
-        )
     for info in infos:
         # `ZipInfo.is_dir` fails on an empty name. A damaged name can end like a folder's.
         if info.file_size or not info.filename.endswith("/"):

@@ -2,11 +2,8 @@
 
 import itertools
 import re
-import shlex
 import stat
 import struct
-import subprocess
-import sys
 import unicodedata
 import zipfile
 
@@ -71,13 +68,11 @@ def test_a_file_that_is_no_zip_is_named_with_what_to_do(tmp_path, name, content,
     assert_refused(path, message)
 
 
-@pytest.mark.parametrize(
-    ("method", "name"), [(9, "Deflate64"), (12, "bzip2"), (14, "LZMA"), (93, "zstd"), (77, "77")]
-)
-def test_a_zip_of_another_compression_is_refused_when_it_is_listed(tmp_path, method, name):
+@pytest.mark.parametrize("method", [9, 12, 77])
+def test_a_zip_of_another_compression_is_refused_when_it_is_listed(tmp_path, method):
     path = write_input(tmp_path, "deflated.zip")
     path.write_bytes(patched(path, METHOD, "<H", method))
-    assert_refused(path, rf"1 member compressed by .*{name}.*Unpack it")
+    assert_refused(path, rf"by method {method}, .*unpack it")
 
 
 # ---- zip
@@ -189,21 +184,21 @@ def not_utf8(path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        (lambda path: 2 * path.read_bytes(), "unpack them one by one"),
-        (lambda path: b"#!/bin/sh\n" + path.read_bytes(), "unpack them one by one"),
-        (lambda path: path.read_bytes() + b"more", "unpack them one by one"),
-        (lambda path: patched(path, OFFSET, "<I", 10_000), "before its first member"),
-        (lambda path: patched(path, STORED_SIZE, "<I", 2**32 - 2), "points outside of its mem"),
-        (with_long_comment, "expected 12 members, found 6"),
-        (not_utf8, "a name is UTF-8, .*pack the files again"),
+        lambda path: 2 * path.read_bytes(),
+        lambda path: b"#!/bin/sh\n" + path.read_bytes(),
+        lambda path: path.read_bytes() + b"more",
+        lambda path: patched(path, OFFSET, "<I", 10_000),
+        lambda path: patched(path, STORED_SIZE, "<I", 2**32 - 2),
+        with_long_comment,
+        not_utf8,
     ],
 )
-def test_an_archive_that_may_lack_members_is_refused(tmp_path, change, message):
+def test_an_archive_that_may_lack_members_is_refused(tmp_path, change):
     path = write_input(tmp_path, "zip")
     path.write_bytes(change(path))
-    assert_refused(path, rf"(?s)scans\.zip .*{message}")
+    assert_refused(path, r"scans\.zip is not a complete zip")
 
 
 # ---- names
@@ -216,13 +211,11 @@ class _Named(zipfile.ZipInfo):
         return self.filename.encode("latin-1"), 0
 
 
-def zip_named(path, names, fields=()):
-    """Writes a zip with these bytes as names, without the flag, and with these extra fields."""
+def zip_named(path, names):
+    """Writes a zip with these bytes as names, without the flag."""
     with zipfile.ZipFile(path, "w") as archive:
-        for place, (name, field) in enumerate(itertools.zip_longest(names, fields, fillvalue=b"")):
-            info = _Named(name.decode("latin-1"))
-            info.extra = field
-            archive.writestr(info, bytes([place]))
+        for place, name in enumerate(names):
+            archive.writestr(_Named(name.decode("latin-1")), bytes([place]))
     return path
 
 
@@ -231,17 +224,8 @@ def test_names_of_a_zip_that_are_utf_8_without_its_flag_are_read_so(tmp_path, fo
     names = [unicodedata.normalize(form, f"Œdème {number}/1.png") for number in range(3)]
     path = zip_named(tmp_path / "scans.zip", [name.encode() for name in names])
     assert read_input(path) == {name: bytes([k]) for k, name in enumerate(names)}
-    with path.open("rb") as file:
-        assert open_zip(file).namelist() == names
 
 
-@pytest.mark.parametrize("encoding", ["cp437", "cp850", "cp1252"])
-def test_other_names_of_a_zip_are_refused_and_the_advice_reads_them(tmp_path, encoding):
-    names = [f"Gerät {name}/{number}.png" for name in "AB" for number in range(2)]
-    path = zip_named(tmp_path / "my scans.zip", [name.encode(encoding) for name in names])
-    with pytest.raises(errors.UserError, match="the names of 4 members are encoded") as caught:
-        list_input(path)
-    told = re.search("python (-m zipfile .*) FOLDER;", str(caught.value))[1]
-    words = shlex.split(told.replace("cp437", encoding))
-    subprocess.run([sys.executable, *words, "unpacked"], cwd=tmp_path, check=True)
-    assert read_input(tmp_path / "unpacked").keys() == {*names}
+def test_names_of_a_zip_in_another_encoding_are_refused(tmp_path):
+    names = [f"Gerät {name}/1.png".encode("cp1252") for name in "AB"]
+    assert_refused(zip_named(tmp_path / "a.zip", names), "a name is not UTF-8")
