@@ -4,16 +4,15 @@ They replace the Kermany data in tests, benchmarks and first runs. The scans are
 and contain no patient's data. Every disease is drawn severe enough to be visible. **A model trained
 on these scans says nothing about real eyes.**
 
-Two traps of the archive are drawn too: class and image size are mildly correlated (512x512 is more
-often DME and less compressed, a width of 1536 is more often CNV or NORMAL), and the scans of some
-patients are rotated, with white corners. Patients have several scans, a few of them in two classes,
-none in two splits. The classes of train are as unbalanced as those of the archive.
+A trap of the archive is drawn too: class and image size are mildly correlated (512x512 is more
+often DME and less compressed, a width of 1536 is more often CNV or NORMAL). Patients have several
+scans, a few of them in two classes, none in two splits. The classes of train are as unbalanced as
+those of the archive.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import shutil
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import PIL
 from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
@@ -30,17 +28,13 @@ from PIL import Image, ImageDraw
 from pipelines import errors
 from tfrecord_io.stores import file_lock
 from tfrecord_io.stores.ahead import map_ahead
-from tfrecord_io.stores.files import read_json
 
 Floats = NDArray[np.float64]
 
-# Part of the completeness marker; raise it whenever the same arguments give different bytes.
-GENERATOR_VERSION = 4
 LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
 SPLITS = ("train", "val", "test")
 ARCHIVE_FOLDER = "OCT2017 "  # with a trailing space, as in the Kermany archive
 
-COMPLETE_MARKER = ".complete.json"
 #: Modification time of every file: 2018-01-01T00:00:00Z.
 FILE_MTIME = 1_514_764_800
 
@@ -77,13 +71,8 @@ _GREYS_BELOW = (14, 192, 95, 75)
 _PIGMENT_PX = 7.0
 
 
-class _Lesions(NamedTuple):
-    """Disease over the columns of a scan, float64 [width]."""
-
-    elevation: Floats  # of the pigment epithelium, in pixels
-    fluid: Floats  # between retina and pigment epithelium, in pixels
-    swelling: Floats  # of the retina, as a share of its thickness
-    cysts: list[tuple[float, float, float]]  # place in mm, and half axes across and down in pixels
+#: Cysts: place in mm, and half axes across and down in pixels.
+_Cysts = list[tuple[float, float, float]]
 
 
 def draw_bscan(label: str, patient: int, index: int, seed: int) -> NDArray[np.uint8]:
@@ -101,17 +90,13 @@ def draw_bscan(label: str, patient: int, index: int, seed: int) -> NDArray[np.ui
     shares = [of_classes[number] for of_classes in _SIZES.values()]
     width, height = list(_SIZES)[rng.choice(len(_SIZES), p=shares)]
     x_mm = np.linspace(-3, 3, width)
-    severity = min(1.0, (0.35 + 0.65 * eye.random()) * rng.uniform(0.7, 1.15))
-    centre = eye.uniform(-1.3, 1.3) + rng.uniform(-0.4, 0.4)
-    lesions = _draw_lesions(rng, label, x_mm, severity, centre)
-    bounds = _draw_bounds(eye, rng, x_mm, lesions, height)
-
+    bounds, cysts = _draw_bounds(eye, rng, label, x_mm, height)
     canvas = Image.new("L", (width, height))
     pen = ImageDraw.Draw(canvas)
     greys = [grey for _, grey, _ in _LAYERS] + list(_GREYS_BELOW)
     for bound, grey in zip(bounds, greys, strict=True):
         pen.polygon([(0, height), *enumerate(bound.tolist()), (width, height)], fill=grey)
-    for place, half_width, half_height in lesions.cysts:
+    for place, half_width, half_height in cysts:
         column = int(np.searchsorted(x_mm, place))
         row = bounds[_PLEXIFORM, column]
         box = column - half_width, row - half_height, column + half_width, row + half_height
@@ -127,10 +112,12 @@ def draw_bscan(label: str, patient: int, index: int, seed: int) -> NDArray[np.ui
     top = int(bounds[-1].min())
     depth = np.arange(top, height)[:, None] - bounds[-1]
     image[top:] *= np.exp(np.minimum(0, -depth / eye.uniform(35, 85)))
-    pixels = _speckled(rng, image, eye.uniform(0.12, 0.26), eye.uniform(8, 20))
-    if eye.random() < 0.45:
-        return _levelled(rng, pixels, float(bounds[-1, -1] - bounds[-1, 0]) / width)
-    return pixels
+    # A scanner's noise is relative in tissue; neighbours share it, in the real scans by about 0.35.
+    noise = rng.integers(0, 256, (height + 1, width), np.uint8).astype(np.float32)
+    grain = (noise[1:] + 0.4 * noise[:-1] - 178.5) / 80
+    speckle, floor = eye.uniform(0.12, 0.26), eye.uniform(8, 20)  # the grey of the vitreous
+    image = (image + floor) * (1 + speckle * grain) + 0.4 * floor * grain
+    return np.clip(image, 0, 250).astype(np.uint8)
 
 
 def _waves(rng: Generator, x_mm: Floats, shortest_mm: float, longest_mm: float) -> Floats:
@@ -145,12 +132,19 @@ def _bell(x_mm: Floats, centre: float, half_width: float) -> Floats:
 
 
 def _draw_lesions(
-    rng: Generator, label: str, x_mm: Floats, severity: float, centre: float
-) -> _Lesions:
-    """Draws what a class shows; a healthy eye has only a small unevenness."""
+    eye: Generator, rng: Generator, label: str, x_mm: Floats
+) -> tuple[Floats, Floats, Floats, _Cysts]:
+    """Draws what a class shows; a healthy eye has only a small unevenness.
+
+    Returns:
+        over the columns of a scan, the elevation of the pigment epithelium in pixels, the fluid
+        above it in pixels, and the swelling of the retina as a share of its thickness; and cysts.
+    """
+    severity = min(1.0, (0.35 + 0.65 * eye.random()) * rng.uniform(0.7, 1.15))
+    centre = eye.uniform(-1.3, 1.3) + rng.uniform(-0.4, 0.4)
     elevation = np.maximum(0, rng.uniform(0.3, 1.6) * _waves(rng, x_mm, 0.25, 1.5))
     fluid, swelling = np.zeros_like(x_mm), 0.02 * _waves(rng, x_mm, 1.0, 3.0)
-    cysts = []
+    cysts: _Cysts = []
     # Neovascularisation often grows in eyes with drusen: bumps of the pigment epithelium.
     if label == "DRUSEN" or (label == "CNV" and rng.random() < 0.3):
         for _ in range(2 + int(severity * rng.uniform(3, 12))):
@@ -167,56 +161,32 @@ def _draw_lesions(
         for _ in range(2 + int(severity * rng.uniform(3, 9))):
             half_width, half_height = (2, 3) + severity * rng.uniform(0, (18, 20))
             cysts.append((centre + rng.uniform(-0.9, 0.9), half_width, half_height))
-    return _Lesions(elevation, fluid, swelling, cysts)
+    return elevation, fluid, swelling, cysts
 
 
 def _draw_bounds(
-    eye: Generator, rng: Generator, x_mm: Floats, lesions: _Lesions, height: int
-) -> Floats:
-    """Returns the upper bound of each layer from the top, [layer, width], in pixels."""
+    eye: Generator, rng: Generator, label: str, x_mm: Floats, height: int
+) -> tuple[Floats, _Cysts]:
+    """Returns the upper bound of each layer from the top, [layer, width] in pixels, and cysts."""
+    elevation, fluid, swelling, cysts = _draw_lesions(eye, rng, label, x_mm)
     # Most slices of the archive pass near the fovea.
     radius = np.hypot(x_mm + rng.uniform(-0.6, 0.6), rng.uniform(-1, 1) ** 3)
     pit = eye.uniform(0.75, 1.0) * _bell(radius, 0, eye.uniform(0.38, 0.6))
-    scale = eye.uniform(0.9, 1.12) * (1 + 0.2 * _bell(radius, 1.1, 0.6)) * (1 + lesions.swelling)
+    scale = eye.uniform(0.9, 1.12) * (1 + 0.2 * _bell(radius, 1.1, 0.6)) * (1 + swelling)
     layers = [
         scale * pixels * (1 - missing * pit) * (1 + 0.06 * _waves(rng, x_mm, 0.5, 4.0))
         for pixels, _, missing in _LAYERS
     ]
     # What rises below it compresses the outer nuclear layer.
     outer = layers[_OUTER_NUCLEAR]
-    outer -= np.minimum(0.7 * outer, 0.35 * (lesions.elevation + lesions.fluid))
-    layers += [lesions.fluid, np.full_like(x_mm, _PIGMENT_PX), lesions.elevation]
+    outer -= np.minimum(0.7 * outer, 0.35 * (elevation + fluid))
+    layers += [fluid, np.full_like(x_mm, _PIGMENT_PX), elevation]
     tilt, curvature = eye.uniform(-9, 9) + rng.uniform(-4, 4), 0.2 + 6.5 * eye.random() ** 2.2
     choroid = tilt * x_mm - curvature * x_mm**2 + 2.0 * _waves(rng, x_mm, 2.5, 8.0)
     # Keeps about 95 px for the retina above, and the deepest point inside the image.
     choroid -= choroid.mean()
     choroid += np.clip(rng.uniform(0.36, 0.62) * height, 100 - choroid.min(), 0.86 * height)
-    return np.vstack([choroid - np.cumsum(layers[::-1], axis=0)[::-1], choroid])
-
-
-def _speckled(
-    rng: Generator, image: NDArray[np.float32], speckle: float, floor: float
-) -> NDArray[np.uint8]:
-    """Adds a scanner's noise: relative in tissue, `speckle`; `floor` is the vitreous' grey."""
-    height, width = image.shape
-    noise = np.frombuffer(rng.bytes((height + 1) * width), np.uint8).reshape(height + 1, width)
-    # Neighbours share noise: in the real scans' vitreous it correlates by about 0.35.
-    grain = (noise[1:] + np.float32(0.4) * noise[:-1] - np.float32(178.5)) / np.float32(80)
-    image += np.float32(floor)
-    image *= 1 + np.float32(speckle) * grain
-    image += np.float32(0.4 * floor) * grain
-    return np.clip(image, 0, 250).astype(np.uint8)
-
-
-def _levelled(rng: Generator, pixels: NDArray[np.uint8], slope: float) -> NDArray[np.uint8]:
-    """Rotates a scan by about the retina's slope and shifts it, with white corners."""
-    angle = min(0.08, max(-0.08, math.atan(slope) + rng.uniform(-0.03, 0.03)))
-    shift = round(rng.uniform(-1, 1) ** 3 * 0.16 * pixels.shape[0])
-    # Nearest neighbour, as in the real scans; interpolation would smooth the speckle.
-    turned = Image.fromarray(pixels).rotate(
-        math.degrees(angle), Image.Resampling.NEAREST, translate=(0, shift), fillcolor=255
-    )
-    return np.asarray(turned)
+    return np.vstack([choroid - np.cumsum(layers[::-1], axis=0)[::-1], choroid]), cysts
 
 
 def encode_jpeg(pixels: NDArray[np.uint8]) -> bytes:
@@ -236,32 +206,19 @@ def write_tree(
     seed: int,
     progress: Callable[[int], object] = lambda written: None,
 ) -> None:
-    """Writes a tree of synthetic scans, and calls `progress` with 1 for each.
+    """Writes a tree of synthetic scans unless it is there, and calls `progress` with 1 for each.
 
     The files are `directory/OCT2017 /{train,val,test}/CLASS/CLASS-PATIENT-INDEX.jpeg`. The same
-    arguments give the same bytes on any number of cores, and the same times of change.
-
-    They are written into another folder, which is renamed when it is complete. A complete tree is
-    kept; one with other settings, or with missing or changed files, is written again.
+    arguments give the same bytes on any number of cores, and the same times of change. They are
+    written into another folder, which is renamed when it is complete.
 
     Raises:
-        errors.UserError: if another process is writing into the folder, or it exists and this
-            function did not write it.
+        errors.UserError: if another process is writing into the folder.
         errors.BuildError: if a file cannot be written.
     """
+    if directory.exists():
+        return
     tasks = _plan_tree(num_examples, seed)
-    settings = {
-        "generator_version": GENERATOR_VERSION,
-        "num_examples": num_examples,
-        "numpy_version": np.__version__,
-        "pillow_version": PIL.__version__,
-        "seed": seed,
-    }
-    if read_json(directory / COMPLETE_MARKER) == settings:
-        times = [path.stat().st_mtime for path in directory.rglob("*") if path.is_file()]
-        # The marker has a time of its own.
-        if len(times) == len(tasks) + 1 and times.count(FILE_MTIME) == len(tasks):
-            return
     writing = directory.with_name(f".{directory.name}.writing")
 
     def write(task: _Task) -> None:
@@ -274,11 +231,6 @@ def write_tree(
         errors.clear_write_errors(f"{directory} (--download_dir chooses another folder)"),
         file_lock.held(lock, f"writing the images of {directory}"),
     ):
-        if directory.exists() and not (directory / COMPLETE_MARKER).exists():
-            raise errors.UserError(
-                f"{directory} exists and was not written by this program (no {COMPLETE_MARKER} in "
-                "it); choose another --download_dir, or delete that folder if it is not needed"
-            )
         shutil.rmtree(writing, ignore_errors=True)
         for folder in {(writing / task.name).parent for task in tasks}:
             folder.mkdir(parents=True)
@@ -286,9 +238,6 @@ def write_tree(
         num_threads = len(os.sched_getaffinity(0))
         for _ in map_ahead(write, tasks, 2 * num_threads, num_threads=num_threads):
             progress(1)
-        (writing / COMPLETE_MARKER).write_text(json.dumps(settings, indent=2) + "\n")
-        if directory.exists():
-            shutil.rmtree(directory)
         writing.rename(directory)
 
 

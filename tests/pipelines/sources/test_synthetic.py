@@ -3,13 +3,11 @@
 import re
 import zlib
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from builds import files_of
 
-from pipelines import errors
 from pipelines.sources import synthetic
 from pipelines.sources.synthetic import (
     ARCHIVE_FOLDER,
@@ -76,23 +74,3 @@ def test_the_number_of_cores_changes_no_byte_and_a_whole_tree_is_kept(tmp_path, 
         assert sum(reported) == FEW
         found.append(files_of(tmp_path / str(num_cores)))
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"not a scan")])
-@pytest.mark.usefixtures("quick")
-def test_a_tree_that_has_changed_is_drawn_again(tmp_path, change):
-    folder = tmp_path / "tree"
-    write_tree(folder, 12, seed=3)
-    before = files_of(folder)
-    change(next(folder.rglob("*.jpeg")))
-    write_tree(folder, 12, seed=3)
-    assert files_of(folder) == before
-
-
-def test_a_tree_that_is_not_ours_is_refused_and_kept(tmp_path):
-    real = tmp_path / "tree" / ARCHIVE_FOLDER / "train" / "CNV" / "CNV-1-1.jpeg"
-    real.parent.mkdir(parents=True)
-    real.write_bytes(b"somebody's only copy")
-    with pytest.raises(errors.UserError, match="not written by this program"):
-        write_tree(tmp_path / "tree", 12, seed=0)
-    assert real.read_bytes() == b"somebody's only copy"
