@@ -37,7 +37,6 @@ _NAMING_ENTRIES = ("labels", "patient_regex", "label_regex", "rename_classes")
 
 #: The private table: the code of each file and patient, and what it stands for.
 _NAMES = ("key", "path", "source_path", "patient", "source_patient", "detail")
-NAMES_SCHEMA = pa.schema([(name, pa.large_string()) for name in _NAMES])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,28 +142,17 @@ def write_names(images: Images, secret: Secret, digest: str) -> None:
     Raises:
         errors.BuildError: if the table cannot be written.
     """
-    refs = list(iterate_refs(images.table))
-    rows = [
-        {
-            "key": image_key(path),
-            "path": path,
-            "source_path": ref.source_path,
-            "patient": ref.patient and secret.code("patient", ref.patient),
-            "source_patient": ref.patient,
-        }
-        for ref in refs
-        for path in [frame_path(secret.code("image", ref.path), ref.frame)]
-    ]
-    rows += [
-        {
-            "path": secret.code("reject", reject.source_path),
-            "source_path": reject.source_path,
-            "detail": reject.detail,
-        }
-        for reject in images.ledger.rejects
-    ]
+    rows = []
+    for ref in iterate_refs(images.table):
+        path = frame_path(secret.code("image", ref.path), ref.frame)
+        code = ref.patient and secret.code("patient", ref.patient)
+        rows.append((image_key(path), path, ref.source_path, code, ref.patient, None))
+    for reject in images.ledger.rejects:
+        path = secret.code("reject", reject.source_path)
+        rows.append((None, path, reject.source_path, None, None, reject.detail))
+    columns = [pa.array(column, pa.large_string()) for column in zip(*rows, strict=True)]
     path = secret.file.with_name(f"{secret.file.name}.{digest[:12]}.parquet")
     with errors.clear_write_errors(str(path)), atomic_write(path, is_private=True) as file:
-        pq.write_table(pa.Table.from_pylist(rows, NAMES_SCHEMA), file)
+        pq.write_table(pa.table(columns, _NAMES), file)
     sync_folder(path.parent)
     say(f"the names behind the codes are in {path}: keep it as private as the secret")

@@ -19,7 +19,7 @@ from pipelines import errors
 from pipelines.listing.images import Images
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import iterate_refs
-from pipelines.listing.table import read_texts
+from pipelines.listing.table import read_columns
 from tfrecord_io.decoding.dicom import patient_code
 from tfrecord_io.format.person import Person
 from tfrecord_io.terminal.flags import flag
@@ -49,16 +49,19 @@ def read_entries(file: Path) -> Entries:
     Raises:
         errors.UserError: if it cannot be read, or names nothing.
     """
-    cells = read_texts(file, "--exclude", ("patient", "site", "path"))
+    names = ("patient", "site", "path")
+    columns = {
+        name: cells for name, cells in read_columns(file, "--exclude").items() if name in names
+    }
     entries: Entries = collections.defaultdict(set)
-    columns = (cells.get(name, ()) for name in ("patient", "site", "path"))
-    for row, (patient, site, path) in enumerate(itertools.zip_longest(*columns), start=1):
-        if patient:
-            entries["patient", str(Person(site or "", patient))].add(row)
+    for number, row in enumerate(pa.table(columns).to_pylist(), start=1):
+        if patient := row.get("patient"):
+            site = row.get("site") or ""
+            entries["patient", str(Person(site, patient))].add(number)
             # One who comes from the tags of DICOM is named by a hash of these.
-            entries["patient", patient_code(patient, site or "")].add(row)
-        if path:
-            entries["path", one_form(path).strip("/")].add(row)
+            entries["patient", patient_code(patient, site)].add(number)
+        if path := row.get("path"):
+            entries["path", path.strip("/")].add(number)
     if not entries:
         raise errors.UserError(
             f"--exclude {file} names nothing; it needs a column patient (and site, if the input "
@@ -96,15 +99,14 @@ def without(images: Images, entries: Entries, options: ListingOptions) -> Images
         notes=(),
     )
     kept = refs.filter(pa.array(is_kept[: refs.num_rows]))
-    images = dataclasses.replace(images, table=kept, ledger=ledger)
-    all_rows = set[int]().union(*entries.values())
-    if not (unmet := sorted(all_rows - met)):
-        return images
-    return images.noted(
-        f"{len(unmet):,} of {counted(len(all_rows), 'row')} of --exclude fit no patient and no "
-        f"file of the input (row {listed(list(map(str, unmet)))}); use the names in "
-        "examples.parquet, with their site"
-    )
+    images, all_rows = images.then(kept, ledger=ledger), set[int]().union(*entries.values())
+    if unmet := sorted(all_rows - met):
+        images = images.noted(
+            f"{len(unmet):,} of {counted(len(all_rows), 'row')} of --exclude fit no patient and no "
+            f"file of the input (row {listed(list(map(str, unmet)))}); use the names in "
+            "examples.parquet, with their site"
+        )
+    return images
 
 
 def _rejects(

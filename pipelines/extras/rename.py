@@ -13,7 +13,7 @@ from pipelines.listing.options import pairs
 from tfrecord_io.format.kinds import MULTI_LABEL, NONE, SEPARATOR, LabelKind
 from tfrecord_io.terminal.flags import flag
 from tfrecord_io.terminal.printing import listed
-from tfrecord_io.terminal.spelling import in_one_form, written
+from tfrecord_io.terminal.spelling import in_one_form
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,6 @@ class Options:
 def renamed(images: Images, names: Mapping[str, str], kind: LabelKind) -> Images:
     """Returns the images with new names of labels, by the old names; two may get the same one.
 
-    An old name may be given as `spelling.written` shows it.
-
     Raises:
         errors.UserError: if no image and no column has an old name, or a new one cannot be.
     """
@@ -43,17 +41,15 @@ def renamed(images: Images, names: Mapping[str, str], kind: LabelKind) -> Images
         )
     labels = images.table["label"].cast(pa.string()).combine_chunks().dictionary_encode()
     texts = [kind.names_in(text) for text in labels.dictionary.to_pylist()]
-    present = {name for labels in (images.label_names, *texts) for name in labels}
-    shown = {written(name): name for name in present}
-    meant = {old if old in present else shown.get(old, old): new for old, new in names.items()}
-    if absent := sorted(meant.keys() - present):
+    present = {*images.label_names}.union(*texts)
+    if absent := sorted(names.keys() - present):
         raise errors.UserError(
             f"--rename_classes names {listed(list(map(repr, absent)), 10)}, but the "
-            f"{kind.plural} are {listed(list(map(repr, sorted(shown))), 10)}"
+            f"{kind.plural} are {listed(list(map(repr, sorted(present))), 10)}"
         )
 
     def new(some: Iterable[str]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(meant.get(name, name) for name in some))
+        return tuple(dict.fromkeys(names.get(name, name) for name in some))
 
     order = new(images.label_names)
     found = [sorted(new(labels), key=order.index) if order else new(labels) for labels in texts]

@@ -63,8 +63,7 @@ def with_patients(images: Images, options: ListingOptions, *, keep: bool) -> Ima
         raise errors.UserError(
             f"--patient_regex {pattern!r} finds no patient in the names or paths of "
             f"{counted(len(paths), 'image')}, such as {first_of(paths)}. Its first group should be "
-            "the patient, as in (patient[0-9]+)/ for a folder for each patient; a table of "
-            "--labels can name the patients, too"
+            "the patient, as in (patient[0-9]+)/ for a folder for each patient"
         )
     return images.with_column("patient", patients)
 
@@ -115,9 +114,9 @@ def _require_classes_of_train(refs: pa.Table) -> None:
         pattern = f" '(^|/){folder}/'" if folder else ""
         raise errors.UserError(
             f"the split {split} has none of the classes of train, but "
-            f"{listed(sorted(printable(row['label']) for row in own), _SHOWN)}. If its images have "
-            f"no labels, leave them out with --exclude_regex{pattern}; or name all classes with "
-            "--classes, or let them have the same names with --rename_classes"
+            f"{listed(sorted(printable(row['label']) for row in own), _SHOWN)}. If it has no "
+            f"labels, leave it out with --exclude_regex{pattern}; else name all classes with "
+            "--classes, or give them the same names with --rename_classes"
         )
 
 

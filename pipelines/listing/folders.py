@@ -16,7 +16,6 @@ True
 from __future__ import annotations
 
 import collections
-import posixpath
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -79,7 +78,7 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
             "should hold folders like train/CNV/, or CNV/" + "".join(f". {note}" for note in notes)
         )
     if not options.include_regex:
-        _require_no_masks(names.filter(is_image), options)
+        _require_no_masks(names.filter(is_image))
     tree = _tree(
         {folders[code]: count for code, count in counts_of(codes.filter(is_image)).items()}, options
     )
@@ -289,44 +288,29 @@ def _refusal(counts: Mapping[str, int], shared: Sequence[str]) -> str:
 def _layouts(levels: Sequence[Collection[str]], shared: Sequence[str]) -> Iterator[str]:
     """Yields a line for each level that can be the class, with the `--layout` to copy."""
     has_split = bool(levels) and all(re.search(SPLIT_NAME, name.lower()) for name in levels[0])
-    base = ["*"] * len(levels)
-    base[:has_split] = ["split"] * has_split
-    could_be = range(int(has_split), len(levels))
-    if not could_be and shared and not _is_split(shared[-1]):
+    first = int(has_split)
+    base = ["split"] * first + ["*"] * (len(levels) - first)
+    if len(levels) == first and shared and not _is_split(shared[-1]):
         yield f"  {printable(shared[-1])!r} is the class: --layout {'/'.join(['class', *base])}"
-    for place in could_be:
-        readings = [{place: "class"}]
-        if others := [other for other in could_be if other != place]:
+    for place in range(first, len(levels)):
+        plain = [*base[:place], "class", *base[place + 1 :]]
+        readings = [plain]
+        if others := [other for other in range(first, len(levels)) if other != place]:
             patient = max(others, key=lambda other: len(levels[other]))
-            readings.insert(0, {place: "class", patient: "patient"})
-        flags = (
-            "/".join(reading.get(level, role) for level, role in enumerate(base)).rstrip("/*")
-            for reading in readings
-        )
-        shown = ", or ".join(f"--layout {shlex.quote(layout)}" for layout in flags)
+            readings.insert(0, [*plain[:patient], "patient", *plain[patient + 1 :]])
+        flags = (shlex.quote("/".join(roles).rstrip("/*")) for roles in readings)
+        shown = ", or ".join(f"--layout {layout}" for layout in flags)
         yield f"  level {place + 1} is the class: {shown}"
 
 
-def _require_no_masks(images: pa.Array, options: ListingOptions) -> None:
-    """Refuses pictures of which some have a word of `MASK` in their path, and others none.
-
-    Raises:
-        errors.UserError: with the flag that leaves them out, and what else does not fit then.
-    """
-    is_mask = pc.match_substring_regex(images, MASK)
-    masks = images.filter(is_mask).to_pylist()
-    if not 0 < len(masks) < len(images):
-        return
-    words = sorted({re.search(MASK, name)[1].lower() for name in masks})  # type: ignore[index]
-    pattern = rf"(?i)(^|[^a-z])({'|'.join(map(re.escape, words))})([^a-z]|$)"
-    text = (
-        f"{counted(len(masks), 'file')}, such as {printable(masks[0])}, may be masks, labels or "
-        f"the like of others; leave them out with --exclude_regex {shlex.quote(pattern)}, or say "
-        "with --include_regex . that all are images of a class"
-    )
-    others = images.filter(pc.invert(is_mask)).to_pylist()
-    try:
-        _tree(collections.Counter(map(posixpath.dirname, others)), options)
-    except errors.UserError as error:
-        text = f"{text}. Of the others, {error}"
-    raise errors.UserError(text)
+def _require_no_masks(images: pa.Array) -> None:
+    """Refuses pictures of which some have a word of `MASK` in their path, and others none."""
+    masks = images.filter(pc.match_substring_regex(images, MASK)).to_pylist()
+    if 0 < len(masks) < len(images):
+        words = sorted({re.search(MASK, name)[1].lower() for name in masks})  # type: ignore[index]
+        pattern = rf"(?i)(^|[^a-z])({'|'.join(map(re.escape, words))})([^a-z]|$)"
+        raise errors.UserError(
+            f"{counted(len(masks), 'file')}, such as {printable(masks[0])}, may be masks or "
+            f"labels of others; leave them out with --exclude_regex {shlex.quote(pattern)}, or "
+            "say with --include_regex . that all are images of a class"
+        )

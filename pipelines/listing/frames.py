@@ -7,18 +7,16 @@ the user chose.
 from __future__ import annotations
 
 import collections
-import itertools
-import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines import errors, workers
+from pipelines import errors
 from pipelines.listing.files import has_suffix
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, iterate_refs
-from pipelines.sources.source import Reader, Source
+from pipelines.sources.source import Source
 from tfrecord_io.decoding.preprocess import (
     ONE_PICTURE,
     SINGLE_SUFFIXES,
@@ -35,11 +33,6 @@ _MODALITY = f"{OTHER}modality"
 
 # Threads that wait for a disk, where the source does not say how many reads it takes at a time.
 _NUM_THREADS = 8
-
-# Files whose headers a worker process reads at a time. With fewer than some of these, starting the
-# processes would take longer.
-_NUM_AT_ONCE = 250
-_MOST_IN_ONE_PROCESS = 1000
 
 
 def with_frames(
@@ -106,41 +99,24 @@ def with_frames(
 
 
 def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:
-    """Returns the pictures of each file, read by threads; of many local files by processes."""
-    num_processes = len(os.sched_getaffinity(0))
+    """Returns the pictures of each file; only its start is read if that is enough."""
     with source.open() as reader:
-        rows, waits_for_network = iterate_refs(refs), reader.num_parallel_reads > 1
-        parts: Iterable[Iterable[Pictures]]
-        if waits_for_network or num_processes == 1 or refs.num_rows <= _MOST_IN_ONE_PROCESS:
-            parts = [_read(reader, rows)]
-        else:  # because parsing a header takes longer than reading it
-            some = iter(lambda: list(itertools.islice(rows, _NUM_AT_ONCE)), [])
-            pairs = zip(itertools.repeat(source), some)
-            parts = workers.results(_read_in_worker, pairs, num_processes)
-        found = itertools.chain.from_iterable(parts)
+
+        def read(ref: ImageRef) -> Pictures:
+            member = ref.member
+            try:
+                with errors.clear_read_errors(member.name):
+                    start = reader.read_start(member, START_BYTES)
+                    return find_pictures(
+                        member.name, member.size, start, lambda: reader.open(member)
+                    )
+            except Reject:
+                return ONE_PICTURE  # the worker will reject it too
+            except ModuleNotFoundError as error:
+                raise errors.UserError(str(error)) from None
+
+        num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
+        found = map_ahead(read, iterate_refs(refs), 2 * num_threads, num_threads=num_threads)
         # A folder of pictures has no such files, and few are read at once.
         settings = {"desc": "reading headers", "total": refs.num_rows, "unit": " files"}
         return list(bar(iterable=found, delay=1.0, **settings))
-
-
-def _read_in_worker(source: Source, refs: Sequence[ImageRef]) -> list[Pictures]:
-    with source.open() as reader:
-        return list(_read(reader, refs))
-
-
-def _read(reader: Reader, refs: Iterable[ImageRef]) -> Iterator[Pictures]:
-    """Yields the pictures of each file; only its start is read if that is enough."""
-
-    def read(ref: ImageRef) -> Pictures:
-        member = ref.member
-        try:
-            with errors.clear_read_errors(member.name):
-                start = reader.read_start(member, START_BYTES)
-                return find_pictures(member.name, member.size, start, lambda: reader.open(member))
-        except Reject:
-            return ONE_PICTURE  # the worker will reject it too
-        except ModuleNotFoundError as error:
-            raise errors.UserError(str(error)) from None
-
-    num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
-    return map_ahead(read, refs, 2 * num_threads, num_threads=num_threads)

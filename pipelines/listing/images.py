@@ -92,9 +92,9 @@ class Images:
         self, table: pa.Table | None = None, found: Ledger | None = None, **facts: Any
     ) -> Images:
         """Returns other images: another table, what was found added, and fields in `facts`."""
-        ledger = self.ledger + found if found else self.ledger
+        changed = {"ledger": self.ledger + found} if found else {}
         table = self.table if table is None else table
-        return dataclasses.replace(self, table=table, ledger=ledger, **facts)
+        return dataclasses.replace(self, table=table, **changed, **facts)
 
     def noted(self, *notes: str) -> Images:
         """Returns the images with more notes."""

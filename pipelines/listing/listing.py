@@ -3,7 +3,7 @@
 There is one rule for each question:
 
 - Which folder is the class: `CLASS/image` or `SPLIT/CLASS/image`, see `folders`.
-- Where labels are, if not in folders: in a table, see `table` and `rows`; or in names, by
+- Where labels are, if not in folders: in a table, see `table`; or in names, by
   `--label_regex`.
 - Who a patient is, see `classes.with_patients`.
 - What one image is: a file, or a frame of a DICOM file, see `frames`.
@@ -20,8 +20,7 @@ from pipelines.listing.folders import place_by_folders, without_second_trees
 from pipelines.listing.frames import with_frames
 from pipelines.listing.images import Images
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.rows import place_by_table
-from pipelines.listing.table import LabelTable, read_table
+from pipelines.listing.table import LabelTable, place_by_table, read_table
 from pipelines.sources.source import Source
 
 

@@ -158,14 +158,9 @@ class ListingOptions:
             yield "give one of --classes, --grades and --label_columns"
         if (chosen or self.columns) and not has_table:
             yield "--label_columns and --columns need --labels"
-        if self.unknown_labels and not chosen:
-            yield "--unknown_labels is about --label_columns; give these, or leave it out"
-        taken = ("path", *OPTIONAL)
-        if {NONE, *taken} & {*chosen} or SEPARATOR in "".join(chosen):
-            yield (
-                f"--label_columns takes no name with {SEPARATOR}, and not {NONE}, "
-                f"{', '.join(taken)}; received {','.join(chosen)}"
-            )
+        taken = {NONE, "path", *OPTIONAL}
+        if taken & {*chosen} or SEPARATOR in "".join(chosen):
+            yield f"--label_columns takes no name with {SEPARATOR}, and none of {sorted(taken)}"
 
     @property
     def label_kind(self) -> LabelKind:

@@ -1,22 +1,28 @@
-"""The table of labels: one row an image, and one header row.
+"""The table of labels: one row an image, and one header row; and the file of each row.
 
 A table is a `.csv` (UTF-8, divided by commas, semicolons or tabs), a `.parquet` or the first sheet
-of an `.xlsx`. Its columns are `path` and `label`, and where they are known `patient`, `split` and
-`site`; `--columns` gives these names to other columns. With `--label_columns`, several columns of 0
-and 1 take the place of `label`. All other columns go on to examples.parquet.
+of an `.xlsx`. Its cells are read as texts. Its columns are `path` and `label`, and where they are
+known `patient`, `split` and `site`; `--columns` gives these names to other columns. With
+`--label_columns`, several columns of 0 and 1 take the place of `label`. All other columns go on to
+examples.parquet.
 
->>> [str(_as_numbers(pa.chunked_array([cells])).type) for cells in (["63", None], ["007"])]
-['int64', 'string']
+A row's file is the one whose path in the input is the row's path, or else the only file whose path
+ends with it, with or without its ending. A path that several files end with is refused.
+
+>>> files_of(["a/1.png", "b/1.png", "b/2.png"], ["b/1.png", "2", "1.png", "3.png"])
+[[1], [2], [0, 1], ()]
 """
 
 from __future__ import annotations
 
+import collections
 import csv
 import dataclasses
 import io
 import itertools
+import posixpath
 import re
-from collections.abc import Collection
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,29 +31,25 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from pipelines import errors
+from pipelines.listing.files import common_folders, ending_of, without_label
+from pipelines.listing.images import Images, Ledger
 from pipelines.listing.options import OPTIONAL, ListingOptions
-from pipelines.listing.refs import OTHER
+from pipelines.listing.refs import OTHER, RejectedFile, make_refs
 from tfrecord_io.format.examples import OWN, SITE
 from tfrecord_io.format.kinds import CLASSES, NONE, SEPARATOR
 from tfrecord_io.format.person import column_in_one_form, persons
 from tfrecord_io.format.schema import SPLITS
+from tfrecord_io.terminal.printing import counted
 from tfrecord_io.terminal.spelling import one_form
 
-#: The cells of a table by the name of their column.
+#: The cells of a table, texts or null, by the name of their column.
 Columns = dict[str, pa.ChunkedArray]
 
-# Texts that stand for no value: the `na_values` of `pandas.read_csv`, and the errors of Excel.
-_NO_VALUE = pa.array((
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
-    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
-    "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!",
-))  # fmt: skip
+# Texts that stand for no value, as `pyarrow.csv` and pandas read them.
+_NO_VALUE = pa.array([*pacsv.ConvertOptions().null_values, "<NA>", "None"])
 
-# Texts of a column that becomes numbers: not a code such as 007 or 1E5.
-_NUMBERS = (
-    (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
-    (r"^(0|-?[1-9][0-9]{0,8}|-?(0|[1-9][0-9]{0,8})\.[0-9]{1,6})$", pa.float64()),
-)
+# Whole numbers, to which pandas may add `.0`; not a code such as 007.
+_WHOLE = r"^-?(0|[1-9][0-9]*)(\.0)?$"
 
 _TRUE, _FALSE = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no")
 _UNKNOWN = ("-1", "-1.0")
@@ -81,31 +83,32 @@ def read_table(options: ListingOptions) -> LabelTable | None:
     Raises:
         errors.UserError: if it cannot be read, a column is missing, or a cell cannot be.
     """
-    file, arrays, notes = options.labels, options.rows, list[str]()
+    file, arrays, notes, order = options.labels, options.rows, list[str](), options.label_columns
     if file:
-        columns = read_columns(file, "--labels")
+        name, columns = file.name, read_columns(file, "--labels")
     elif arrays:
-        columns = {name: _plain(name, cells) for name, cells in arrays.columns().items()}
+        name = arrays.path.name
+        columns = {name: _texts(name, cells) for name, cells in arrays.columns().items()}
     else:
         return None
-    name = file.name if file else arrays.path.name if arrays else ""
     try:
-        rows, order = _rows(columns, options, notes)
+        rows = _rows(columns, options, notes)
     except ValueError as error:
         raise errors.UserError(f"--labels {file or name}: {error}") from None
+    names = rows["label"].unique().drop_null().to_pylist()
+    if not order and arrays and not file and all(map(str.isdecimal, names)):
+        order = tuple(sorted(names, key=int))
     return LabelTable(name=name, rows=rows, label_names=order, notes=tuple(notes))
 
 
-def _rows(
-    columns: Columns, options: ListingOptions, notes: list[str]
-) -> tuple[pa.Table, tuple[str, ...]]:
-    """Returns what `LabelTable.rows` and `label_names` are; a ValueError says what is wrong."""
+def _rows(columns: Columns, options: ListingOptions, notes: list[str]) -> pa.Table:
+    """Returns what `LabelTable.rows` is; a ValueError says what is wrong."""
     renamed, shown = options.columns or {}, f"the columns {', '.join([*columns][:30])}"
     if absent := [name for name in renamed.values() if name not in columns]:
         raise ValueError(f"--columns names {', '.join(absent)}, but it has {shown}")
     kept = {name: cells for name, cells in columns.items() if name not in renamed.values()}
-    chosen = kept | {name: columns[column] for name, column in renamed.items()}
-    if absent := [name for name in ("path", *options.cell_columns) if name not in chosen]:
+    texts = kept | {name: columns[column] for name, column in renamed.items()}
+    if absent := [name for name in ("path", *options.cell_columns) if name not in texts]:
         # A file without a header, or divided by blanks.
         undivided = "; no comma, semicolon or tab divides its first row" * (len(columns) < 2)
         several = "; or --label_columns A,B,... for columns of 0 and 1" * (absent == ["label"])
@@ -113,8 +116,6 @@ def _rows(
             f"it has {shown}{undivided}, and needs {' and '.join(absent)}; name yours with "
             f"--columns {','.join(f'{name}=COLUMN' for name in absent)}{several}"
         )
-    used = {"path", *options.cell_columns, *OPTIONAL}
-    texts = {name: _as_text(name, cells) for name, cells in chosen.items() if name in used}
     path = pc.replace_substring(pc.fill_null(texts["path"], ""), "\\", "/")
     rows = {"path": pc.replace_substring_regex(path, r"^(\./)*/*", "")}
     rows["label"] = _labels(texts, options)
@@ -128,38 +129,19 @@ def _rows(
     if "patient" in texts:
         names = texts["patient"]
         rows["patient"] = persons(names, texts[SITE]) if SITE in texts else names
-    others = {name: cells for name, cells in chosen.items() if name not in used}
-    if left_out := sorted((kept.keys() & renamed.keys()) | (others.keys() & {*OWN})):
+    others = texts.keys() - {"path", *options.cell_columns, *OPTIONAL}
+    if left_out := sorted((kept.keys() & renamed.keys()) | (others & {*OWN})):
         notes.append(
             f"left out the column {', '.join(left_out)} of the table of --labels, whose name the "
             "dataset uses; rename it to keep it"
         )
-    has_texts = options.labels and options.labels.suffix.lower() != ".parquet"
-    for name, cells in others.items():
-        if name not in OWN:
-            rows[f"{OTHER}{name}"] = _as_numbers(cells) if has_texts else cells
-    order: tuple[str, ...] = options.label_columns
-    if not options.labels and pa.types.is_integer(
-        (of_class := chosen[options.cell_columns[0]]).type
-    ):
-        order = order or tuple(map(str, sorted(of_class.drop_null().unique().to_pylist())))
-    return pa.table(rows), order
-
-
-def read_texts(file: Path, flag: str, names: Collection[str]) -> dict[str, list[str | None]]:
-    """Returns those of some columns that the table of a flag has, as texts; None for no value.
-
-    Raises:
-        errors.UserError: if it cannot be read.
-    """
-    columns = read_columns(file, flag)
-    return {name: _as_text(name, columns[name]).to_pylist() for name in names if name in columns}
+    return pa.table(
+        rows | {f"{OTHER}{name}": texts[name] for name in texts if name in others - {*OWN}}
+    )
 
 
 def read_columns(file: Path, flag: str) -> Columns:
-    """Returns the columns of a file, without spaces around texts, and null for no value.
-
-    Those of .csv and .xlsx are text, so that a patient 007 stays 007.
+    """Returns the columns of the table of a flag, as texts; null for no value.
 
     Raises:
         errors.UserError: if the file cannot be read, or two columns have the same name.
@@ -174,7 +156,7 @@ def read_columns(file: Path, flag: str) -> Columns:
         if repeated := {name for name in names if name and names.count(name) > 1}:
             raise ValueError(f"it has the column {', '.join(sorted(repeated))} more than once")
         pairs = zip(names, table.columns, strict=True)
-        return {name: _plain(name, cells) for name, cells in pairs if name}
+        return {name: _texts(name, cells) for name, cells in pairs if name}
     except ModuleNotFoundError:
         raise errors.UserError(
             f"{flag} {file}: Excel needs pandas and openpyxl; pip install pandas openpyxl"
@@ -206,40 +188,23 @@ def _read_excel(file: Path) -> pa.Table:
     return pa.table(cells, names=names)
 
 
-def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column of numbers, truths or texts; raises a ValueError if it is something else."""
+def _texts(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns a column as texts without spaces around them; null for no value.
+
+    Whole numbers are written without `.0`. A ValueError says that the column is no such one.
+    """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return column.cast(kind)
-    if pa.types.is_floating(kind):
-        column = pc.if_else(pc.is_nan(column), None, column)
-        return pc.add(column.cast(pa.float64()), 0.0).cast(kind)  # 0 for -0
     try:
         texts = column.cast(kind).cast(pa.string())
     except pa.ArrowException:
         raise ValueError(f"the column {name} is {kind}; store it as text or numbers") from None
-    forms = map(column_in_one_form, texts.chunks)
-    texts = pc.utf8_trim_whitespace(pa.chunked_array(forms, texts.type))
-    return texts if name == "path" else pc.if_else(pc.is_in(texts, _NO_VALUE), None, texts)
-
-
-def _as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column of texts as numbers if all that are not null are; else as it is."""
-    for pattern, kind in _NUMBERS if column.null_count < len(column) else ():
-        if pc.all(pc.match_substring_regex(column, pattern)).as_py():
-            return column.cast(kind)
-    return column
-
-
-def _as_text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column as text; whole numbers are written without `.0`, as pandas may add it."""
-    if pa.types.is_floating(column.type) and pc.all(pc.equal(column, pc.floor(column))).as_py():
-        column = column.cast(pa.int64())
-    column = column.cast(pa.string())
-    is_whole = pc.match_substring_regex(column, r"^-?(0|[1-9][0-9]{0,17})(\.0)?$")
-    if name == "path" or not pc.all(is_whole).as_py():
-        return column
-    return pc.replace_substring_regex(column, r"^-?(0)(\.0)?$|\.0$", r"\1")
+    texts = pc.utf8_trim_whitespace(
+        pa.chunked_array(map(column_in_one_form, texts.chunks), texts.type)
+    )
+    texts = pc.if_else(pc.is_in(texts, _NO_VALUE), None, texts)
+    if not pc.all(pc.match_substring_regex(texts, _WHOLE)).as_py():
+        return texts
+    return pc.replace_substring_regex(texts, r"^-?(0)(\.0)?$|\.0$", r"\1")
 
 
 def _labels(texts: Columns, options: ListingOptions) -> pa.ChunkedArray:
@@ -299,3 +264,108 @@ def _splits(names: pa.ChunkedArray) -> pa.ChunkedArray:
                 "lower-case letters, digits and underscores"
             )
     return pa.chunked_array([[found[name] for name in names.to_pylist()]], pa.string())
+
+
+def files_of(names: Sequence[str], paths: Sequence[str]) -> list[Sequence[int]]:
+    """Returns for each path of a row the places of the files that it means, which may be none."""
+    places = {name: [place] for place, name in enumerate(names)}
+    found: list[Sequence[int]] = [places.get(path, ()) for path in paths]
+    rest = collections.defaultdict[int, list[int]](list)
+    for row, path in enumerate(paths):
+        if not found[row] and path:
+            rest[path.count("/")].append(row)
+    for depth, rows in rest.items():
+        whole, stems = (collections.defaultdict[str, list[int]](list) for _ in range(2))
+        for place, name in enumerate(names):
+            end = "/".join(name.split("/")[-depth - 1 :])
+            whole[end].append(place)
+            stems[posixpath.splitext(end)[0]].append(place)
+        for row in rows:
+            found[row] = whole.get(paths[row]) or stems.get(paths[row], ())
+    return found
+
+
+def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -> Images:
+    """Returns the files to which a table gives a label, of `REF_SCHEMA`, with its other columns.
+
+    A file that looks like an image and has no row is a reject. Rows without a file are counted in a
+    note. Where a cell of `--label_columns` is unknown, the image is counted as ignored.
+
+    Raises:
+        errors.UserError: if a row means several files, two rows mean one, or no row means a file.
+    """
+    names, table = files.table["name"].to_pylist(), labels.rows
+    paths = table["path"].to_pylist()
+    found = files_of(names, paths)
+    if several := [row for row, places in enumerate(found) if len(places) > 1]:
+        raise _refused("several files end with the path of a row", several, found, names, labels)
+    lost = [row for row, places in enumerate(found) if not places]
+    if len(lost) == len(found):
+        raise _refused("no row has the path of a file", lost, found, names, labels)
+    row_of_file = dict[int, int]()
+    for row, places in enumerate(found):
+        for place in places:
+            if (first := row_of_file.setdefault(place, row)) != row:
+                raise errors.UserError(
+                    f"--labels {labels.name}: rows {first + 1:,} and {row + 1:,} both name "
+                    f"{names[place]!a}; a file needs one row. In pandas, "
+                    "table.drop_duplicates('path') keeps the first"
+                )
+    places = sorted(row_of_file)
+    rows = table.take(pa.array([row_of_file[place] for place in places], pa.int64()))
+    known = files.table.take(pa.array(places, pa.int64()))
+    has_label = pc.is_valid(rows["label"])
+    without = known.filter(pc.invert(has_label))["name"].to_pylist()
+    ledger, people = Ledger(), dict[str, str]()
+    if options.label_columns:
+        ledger += Ledger(ignored=collections.Counter(unknown_label=len(without)))
+    else:
+        detail = f"its row in {labels.name} has no label"
+        ledger += Ledger(rejects=tuple(RejectedFile(n, "no_label", detail) for n in without))
+        if "patient" in rows.column_names:
+            some = rows.filter(pc.invert(has_label))["patient"].to_pylist()
+            people = {name: who for name, who in zip(without, some, strict=True) if who}
+    # A file without a row counts as an image if one with a row has the same ending. The files of a
+    # DICOM export have none.
+    endings = {ending_of(names[place]) for place in places}
+    rest = (name for place, name in enumerate(names) if place not in row_of_file)
+    ledger += without_label(rest, f"{labels.name} has no row for it", endings)
+    known, rows = known.filter(has_label), rows.filter(has_label)
+    if not rows.num_rows:
+        raise errors.UserError(
+            f"--labels {labels.name}: its paths fit files, but no row has a label; fill them in, "
+            "or name their column with --columns label=COLUMN"
+        )
+    names = known["name"].to_pylist()
+    root = "/".join(common_folders(name.rpartition("/")[0] for name in names))
+    columns = {name: rows[name] for name in rows.column_names} | {
+        "root": [root] * len(names),
+        "path": [name.removeprefix(f"{root}/") for name in names],
+        "split": rows["split"] if "split" in rows.column_names else ["train"] * len(names),
+    }
+    refs = make_refs(known, columns).sort_by([("path", "ascending"), ("offset", "ascending")])
+    images = files.then(refs, ledger, label_names=labels.label_names, reject_patients=people)
+    notes = [*labels.notes]
+    if lost:
+        notes.append(
+            f"{counted(len(lost), 'row')} of the table of --labels have no file in the input, such "
+            f"as row {lost[0] + 1:,} ({paths[lost[0]]!a})"
+        )
+    return images.noted(*notes)
+
+
+def _refused(
+    why: str, rows: Sequence[int], found: Sequence[Sequence[int]], names: Sequence[str],
+    labels: LabelTable,
+) -> errors.UserError:  # fmt: skip
+    """Returns an error with three rows, the files that they mean, and what a path should be."""
+    paths, lines = labels.rows["path"].to_pylist(), []
+    for row in rows[:3]:
+        some = [names[place] for place in found[row][:2]]
+        meant = f"{len(found[row]):,} files such as {' and '.join(map(ascii, some))}"
+        lines.append(f"\n  row {row + 1:,}, {paths[row]!a}: {meant if some else 'no file'}")
+    return errors.UserError(
+        f"--labels {labels.name}: {why} ({len(rows):,} of {len(paths):,}):{''.join(lines)}\n"
+        f"A path is that of a file in the input, such as {next(iter(names), '')!a}, or an end that "
+        "no other file has"
+    )

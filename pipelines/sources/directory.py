@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 
 from pipelines import errors
 from pipelines.sources.source import NOT_PERMITTED, Member, Reader, Source
-from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.stores import remote
 from tfrecord_io.terminal.address import Address
 
@@ -102,8 +101,7 @@ class _DirectoryReader(Reader):
         except errors.BuildError:
             if not self.directory.is_dir():
                 raise errors.BuildError(
-                    f"{self.directory} does not exist on this worker; every worker must be able to "
-                    "read it"
+                    f"{self.directory} is not on this worker; every worker must be able to read it"
                 ) from None
             if not os.path.lexists(path):
                 raise errors.changed(str(path), "was removed") from None
@@ -190,9 +188,4 @@ class _RemoteReader(Reader):
         try:
             return remote.read_file(url, member.size, member.version)
         except FileNotFoundError:
-            # Without the slash at its end, a store lists the name and does not find it.
-            if url in [file.url for file in remote.list_files(url, recursive=True)]:
-                raise Reject(
-                    "unreadable_name", "the store's name for it ends with /; rename it"
-                ) from None
             raise errors.changed(url, "was removed") from None

@@ -21,7 +21,6 @@ from pipelines.sources.source import Source
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.flags import check, flag
-from tfrecord_io.terminal.printing import bar
 
 #: Where the images are decoded: on this machine; on machines that may share its disk; on machines
 #: that do not.
@@ -86,7 +85,7 @@ class SourceOptions:
             raise errors.UserError(
                 f"--source npz reads local files; copy {address} to a disk of this machine"
             )
-        return NpzFile(_local_input(self, is_folder=False))
+        return NpzFile(_local_input(self))
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -141,27 +140,24 @@ def open_source(options: SourceOptions, workers: Workers, seed: int, output: Fol
         path = kaggle.download_archive(options.kaggle_dataset, downloads)
         return open_archive(path, kind="kaggle", dataset=options.kaggle_dataset)
     if options.source == "synthetic":
-        num = options.num_examples
-        folder = downloads / f"synthetic-{num}-seed-{seed}"
-        with bar(desc="drawing", total=num, unit=" images", delay=1.0) as drawn:
-            synthetic.write_tree(folder, num, seed, drawn.update)
+        folder = downloads / f"synthetic-{options.num_examples}-seed-{seed}"
+        synthetic.write_tree(folder, options.num_examples, seed)
         return DirectorySource(folder, kind="synthetic")
     if arrays := options.arrays:
         folder = downloads if output.remote else Path(output.path(BUILD_DIR))
         return open_archive(arrays.packed(folder), kind="npz", name=arrays.path.name)
-    if address is not None and is_remote(address):
-        is_archive = options.source == "archive"
-        return open_archive(address) if is_archive else RemoteDirectorySource(address)
-    if options.source == "directory":
-        return DirectorySource(_local_input(options, is_folder=True))
-    return open_archive(_local_input(options, is_folder=False))
+    place = address if address is not None and is_remote(address) else _local_input(options)
+    if options.source == "archive":
+        return open_archive(place)
+    return DirectorySource(place) if isinstance(place, Path) else RemoteDirectorySource(place)
 
 
-def _local_input(options: SourceOptions, *, is_folder: bool) -> Path:
-    path = Path(options.input or "").absolute()
+def _local_input(options: SourceOptions) -> Path:
+    path, wanted = Path(options.input or "").absolute(), _INPUTS[options.source]
     if not path.exists():
         raise errors.UserError(f"--input {options.input} does not exist")
-    if path.is_dir() != is_folder:
-        kind, other = ("file, not a folder", "archive") if is_folder else ("folder", "directory")
-        raise errors.UserError(f"--input is a {kind}; use --source {other}")
+    if path.is_dir() != (options.source == "directory"):
+        raise errors.UserError(
+            f"--input {path} is not what --source {options.source} reads: {wanted}"
+        )
     return path

@@ -16,7 +16,6 @@ import io
 import math
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +27,7 @@ from PIL import Image, ImageDraw
 from pipelines import errors
 from tfrecord_io.stores import file_lock
 from tfrecord_io.stores.ahead import map_ahead
+from tfrecord_io.terminal.printing import bar
 
 Floats = NDArray[np.float64]
 
@@ -200,13 +200,8 @@ def encode_jpeg(pixels: NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-def write_tree(
-    directory: Path,
-    num_examples: int,
-    seed: int,
-    progress: Callable[[int], object] = lambda written: None,
-) -> None:
-    """Writes a tree of synthetic scans unless it is there, and calls `progress` with 1 for each.
+def write_tree(directory: Path, num_examples: int, seed: int) -> None:
+    """Writes a tree of synthetic scans unless it is there, with a progress bar.
 
     The files are `directory/OCT2017 /{train,val,test}/CLASS/CLASS-PATIENT-INDEX.jpeg`. The same
     arguments give the same bytes on any number of cores, and the same times of change. They are
@@ -236,8 +231,8 @@ def write_tree(
             folder.mkdir(parents=True)
         # NumPy and Pillow let other threads run while they work.
         num_threads = len(os.sched_getaffinity(0))
-        for _ in map_ahead(write, tasks, 2 * num_threads, num_threads=num_threads):
-            progress(1)
+        written = map_ahead(write, tasks, 2 * num_threads, num_threads=num_threads)
+        list(bar(iterable=written, desc="drawing", total=num_examples, unit=" images", delay=1.0))
         writing.rename(directory)
 
 

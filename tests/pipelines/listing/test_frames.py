@@ -14,8 +14,6 @@ from pydicom.data import get_testdata_file
 from tiff_files import tiff_file
 
 from pipelines import errors
-from pipelines.listing import frames
-from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
 from tfrecord_io import Manifest
@@ -152,14 +150,3 @@ def test_what_the_user_says_of_patients_goes_before_the_tags(options, wanted):
              for c in ("CNV", "DME") for k in range(2)}  # fmt: skip
     patients = {*list_files(files, **{"layout": ("class",)} | options).table["patient"].to_pylist()}
     assert patients == wanted if wanted != {"hash"} else len({*map(len, patients)}) == 1
-
-
-@pytest.mark.slow
-def test_many_headers_are_read_by_several_processes_with_the_same_result(folder, monkeypatch):
-    wanted = list_images(DirectorySource(folder), ListingOptions())
-    monkeypatch.setattr(frames, "_MOST_IN_ONE_PROCESS", 1)
-    monkeypatch.setattr(frames, "_NUM_AT_ONCE", 2)
-    monkeypatch.setattr(frames.os, "sched_getaffinity", lambda _: {0, 1})
-    found = list_images(DirectorySource(folder), ListingOptions())
-    assert found.table.equals(wanted.table)
-    assert found.ledger == wanted.ledger

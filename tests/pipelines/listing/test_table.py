@@ -12,7 +12,7 @@ from listed import drawn, list_files, notes_of, places, reasons
 
 from pipelines import errors
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.table import read_table, read_texts
+from pipelines.listing.table import read_table
 
 ROWS = [
     {"path": f"scan{number}.png", "label": ("sick", "well")[number % 2],
@@ -52,7 +52,7 @@ def test_a_table_says_the_same_in_each_kind_of_file(tmp_path, name):
     assert column(table, "label") == [row["label"] for row in ROWS]
     assert column(table, "patient") == [row["patient"] for row in ROWS]  # 007 stays 007
     assert column(table, "split") == ["train"] * 6 + ["test"] * 2
-    assert column(table, "other:age") == [row["age"] for row in ROWS]
+    assert column(table, "other:age") == [row["age"] and str(row["age"]) for row in ROWS]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -68,7 +68,6 @@ def test_a_csv_is_divided_by_commas_semicolons_or_tabs(tmp_path, encoding, delim
     assert column(table, "label") == ["größer", None]
     assert column(table, "patient") == ["007", None]
     assert column(table, "other:two\nlines, größe") == ["x\ny, 1", None]
-    assert read_texts(path, "--exclude", ["patient", "site"]) == {"patient": ["007", None]}
 
 
 @pytest.mark.parametrize(
@@ -157,20 +156,6 @@ def test_columns_may_have_other_names_and_some_are_left_out(tmp_path):
 
 @pytest.mark.parametrize(
     ("cells", "kept"),
-    [
-        (["63", ""], [63, None]),
-        (["0.5", "2"], [0.5, 2.0]),
-        *((cells, cells) for cells in (["007", "12"], ["9" * 19, "1"], ["1E5", "2E3"], ["-0"])),
-        (["2026-11-22", ""], ["2026-11-22", None]),
-    ],
-)  # fmt: skip
-def test_other_columns_of_a_csv_are_numbers_only_if_all_of_them_plainly_are(tmp_path, cells, kept):
-    rows = [{"path": f"{k}.png", "label": "a", "code": cell} for k, cell in enumerate(cells)]
-    assert repr(column(read(table_in(tmp_path / "a.csv", rows)), "other:code")) == repr(kept)
-
-
-@pytest.mark.parametrize(
-    ("cells", "kept"),
     [(["1.0", "2", "-0.0", ""], ["1", "2", "0", None]),
      *((cells, cells) for cells in (["250.00", "250.0"], ["1.0", "1.1"], ["07.0", "1.0"]))],
 )  # fmt: skip
@@ -179,15 +164,14 @@ def test_a_whole_number_is_the_same_text_with_and_without_a_point(tmp_path, cell
     assert column(read(table_in(tmp_path / "a.csv", rows)), "patient") == kept
 
 
-def test_columns_of_parquet_keep_their_types(tmp_path):
+def test_columns_of_parquet_are_texts(tmp_path):
     names = pa.array(["a.png", "b.png"]).dictionary_encode()
     columns = {"path": names, "label": names, "patient": [1.0, None], "age": [0.5, float("nan")],
-               "is_old": [True, None], "day": pa.array([0, 1], pa.date32())}  # fmt: skip
+               "day": pa.array([0, 1], pa.date32())}  # fmt: skip
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     table = read(tmp_path / "a.parquet")
     assert column(table, "patient") == ["1", None]
-    assert column(table, "other:age") == [0.5, None]
-    assert column(table, "other:is_old") == [True, None]
+    assert column(table, "other:age") == ["0.5", None]
     assert column(table, "other:day") == ["1970-01-01", "1970-01-02"]
     pq.write_table(pa.table(columns | {"day": [[1], [2]]}), tmp_path / "a.parquet")
     with pytest.raises(errors.UserError, match="the column day"):
@@ -216,7 +200,6 @@ def test_a_path_is_that_of_a_file_or_the_end_of_one_with_or_without_its_ending(
         ("train/p{1..1100}/1.png\ntest/{a,zz}/1.png", ["test/1.png", "p1/1.png"], "no file|no row"),
         ("train/p{1..1100}/1.png", ["1.png", "p1/1.png"], "1,100 files such as 'train/p1/1.png'"),
         ("a/1.png\na/1.jpg", ["a/1"], "2 files such as 'a/1.png' and 'a/1.jpg'"),
-        ("CNV/{1..2}.png", ["C:/oct/CNV/1.PNG"], r"removeprefix\('C:/oct/'\)"),
         ("CNV/{1..2}.png", ["x.png", "y.png"], "row 2, 'y.png': no file"),
     ],
 )
@@ -251,14 +234,10 @@ def test_a_table_of_a_hundred_thousand_rows_for_twenty_files_takes_seconds(tmp_p
     assert time.process_time() - started < 5
 
 
-@pytest.mark.parametrize(("label", "is_refused"), [("sick", False), ("well", True)])
-def test_a_second_row_of_a_file_must_say_the_same(tmp_path, label, is_refused):
-    path = table_in(tmp_path / "a.csv", [*ROWS, ROWS[0] | {"label": label, "path": "./scan0"}])
-    if is_refused:
-        with pytest.raises(errors.UserError, match=r"rows 1 and 9 both name 'scan0\.png'"):
-            list_files(FILES, labels=path)
-    else:
-        assert "1 rows of the table of --labels repeat" in notes_of(list_files(FILES, labels=path))
+def test_a_second_row_of_a_file_is_refused(tmp_path):
+    path = table_in(tmp_path / "a.csv", [*ROWS, ROWS[0] | {"path": "./scan0"}])
+    with pytest.raises(errors.UserError, match=r"rows 1 and 9 both name 'scan0\.png'"):
+        list_files(FILES, labels=path)
 
 
 def test_a_patient_of_a_table_is_one_of_its_site_and_all_it_says_is_in_the_digest(tmp_path):

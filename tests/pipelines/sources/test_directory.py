@@ -15,8 +15,8 @@ from pipelines.sources.directory import DirectorySource
 @pytest.mark.parametrize(
     ("source", "given", "message"),
     [
-        ("archive", "scans", "--input is a folder; use --source directory"),
-        ("directory", "scans.zip", "--input is a file, not a folder; use --source archive"),
+        ("archive", "scans", "--source archive reads: a .zip file"),
+        ("directory", "scans.zip", "--source directory reads: a folder"),
         ("archive", "nowhere.zip", r"--input .*nowhere\.zip does not exist"),
         ("directory", "nowhere", r"--input .*nowhere does not exist"),
         ("directory", "empty", "no image"),
