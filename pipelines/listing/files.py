@@ -6,7 +6,6 @@ import collections
 import itertools
 import posixpath
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import pyarrow as pa
@@ -22,18 +21,11 @@ from tfrecord_io.format.person import column_in_one_form
 from tfrecord_io.terminal.printing import counted, printable
 from tfrecord_io.terminal.spelling import found_in
 
-_SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
-
-# Folders in which a system keeps deleted files, and a file server its thumbnails.
-_SYSTEM_FOLDERS = frozenset(
-    {"$recycle.bin", "recycler", "#recycle", "@eadir", "lost+found", "system volume information"}
-)
-
 # Endings of texts that lie beside images, such as annotations. An unknown ending may be that of an
 # image, as DICOM files have any.
 _TEXT_ENDINGS = frozenset(
     {"txt", "xml", "json", "csv", "tsv", "md", "htm", "html", "pdf", "yaml", "yml", "ini", "log",
-     "xls", "xlsx", "parquet", "doc", "docx", "py", "ipynb"}
+     "db", "xls", "xlsx", "parquet", "doc", "docx", "py", "ipynb"}
 )  # fmt: skip
 
 # What is kept of a file, in 40 bytes instead of the 400 of Python objects.
@@ -107,8 +99,6 @@ def _ignored_reason(name: str) -> str | None:
     base = parts[-1]
     if "__MACOSX" in parts or base.startswith("._"):
         return "apple_double"  # macOS stores a file's attributes there, also under a name in .jpeg
-    if base.lower() in _SYSTEM_FILES or not _SYSTEM_FOLDERS.isdisjoint(map(str.lower, parts[:-1])):
-        return "system_file"
     if any(part.startswith(".") and part not in (".", "..") for part in parts):
         return "hidden"
     return None
@@ -127,9 +117,7 @@ def _problem_of(member: Member) -> tuple[str, str] | None:
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
-        code = sys.getfilesystemencoding()
-        why = "" if code == "utf-8" else f"; Python reads names as {code} here, set PYTHONUTF8=1"
-        return "unreadable_name", f"the name is not UTF-8{why}; rename it"
+        return "unreadable_name", "the name is not UTF-8; rename it"
     path, frame = split_frame_path(name)
     if frame:
         return "path_conflict", f"this name would be that of frame {frame} of {path}; rename it"

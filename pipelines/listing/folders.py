@@ -249,8 +249,7 @@ def without_second_trees(images: Images, same_content: Callable[[Member, Member]
         if ref.size == first.size and same_content(ref.member, first.member):
             copies += 1
         else:
-            form = ref.spelled != first.spelled and "; the names differ in their Unicode form (NFC)"
-            detail = f"same path as {first.source_path}, but different content{form or ''}"
+            detail = f"same path as {first.source_path}, but different content"
             rejects.append(RejectedFile(ref.source_path, "path_conflict", detail))
     kept = refs.filter(pa.array(is_first))
     return images.then(kept.combine_chunks(), Ledger(copies=copies, rejects=tuple(rejects)))

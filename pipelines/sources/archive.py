@@ -100,10 +100,7 @@ class ArchiveSource(Source):
 
 
 def open_archive(place: Path | Address, **facts: Any) -> ArchiveSource:
-    """Returns the source of a zip on a disk or on an object store.
-
-    A zip on a store is never downloaded as a whole: exact ranges are read of its directory and its
-    members. `facts` are entries for the manifest.
+    """Returns the source of a zip on a disk or on an object store; `facts` are for the manifest.
 
     Raises:
         errors.UserError: if there is no such file, or it is not a whole zip.
@@ -120,7 +117,7 @@ def open_archive(place: Path | Address, **facts: Any) -> ArchiveSource:
     name = str(place).rstrip("/").rsplit("/", 1)[-1]
     with errors.clear_read_errors(str(place)), file.open() as opened:
         start = opened.read(START_BYTES)
-    if not start.startswith(b"PK") and not name.lower().endswith(".zip"):
+    if not start.startswith(b"PK"):
         kind = what_is(name, start)
         raise errors.UserError(
             f"{place} is not a zip{f', but {kind}' if kind else ''}; unpack others, as with "
@@ -185,10 +182,7 @@ class ArchiveReader(Reader):
         return io.BufferedReader(RangeFile(self._read_at, member.size, member.offset + start))
 
     def _read_stored(self, member: Member, length: int) -> tuple[int, int, memoryview]:
-        """Returns a member's compression method, and the start and first bytes of its content.
-
-        The start counts from the member's offset, where it has a header.
-        """
+        """Returns a member's compression method, the length of its header, and its first bytes."""
         # A guess at the length of the local header's variable part, so that one read is enough.
         guess = len(member.name.encode()) + 64
         block = self._read_at(member.offset, _HEADER.size + guess + length)

@@ -119,10 +119,7 @@ def _member(name: str, path: str) -> Member:
         status = os.stat(path)  # noqa: PTH116 - ten million of them; follows links to files
     except OSError as error:
         if error.errno in _BROKEN_LINK:
-            reason = error.strerror
-            if isinstance(error, FileNotFoundError):
-                reason = "a link to a file that is not there; datalad get fetches git-annex's"
-            return Member(name, 0, problem=("unreadable_member", reason))
+            return Member(name, 0, problem=("unreadable_member", f"a link: {error.strerror}"))
         if error.errno in _NOT_PERMITTED:
             return Member(name, 0, problem=(NOT_PERMITTED, "permission denied"))
         with errors.clear_read_errors(path):

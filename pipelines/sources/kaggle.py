@@ -98,10 +98,7 @@ def _refusal(error: Exception, what: str) -> errors.MessageError:
     """Returns the error for what the client raised when it should do something."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 401:
-        return errors.UserError(
-            "Kaggle refused the credentials: they may be mistyped, expired or revoked.\n"
-            + _HOW_TO_AUTHENTICATE
-        )
+        return errors.UserError(f"Kaggle refused the credentials.\n{_HOW_TO_AUTHENTICATE}")
     advice = "Run the same command again to resume; check the network and the proxy variables."
     if status in (403, 404):
         advice = (

@@ -5,7 +5,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from builds import build_here, csv_rows, files_of, prepare, rows_of, run_build_here, write_csv
+from builds import build_here, csv_rows, files_of, rows_of, run_build_here, write_csv
 from dicom_files import dicom_file
 from image_files import grey_pixels, jpeg, kermany_archive, write_zip
 
@@ -85,14 +85,9 @@ def test_a_patient_leaves_no_trace(is_anonymous, secret, as_if_never_there, caps
 
 @pytest.mark.parametrize(
     ("path", "gone"),
-    [
-        ("train/CNV/CNV-100-0.jpeg", "train/CNV/CNV-100-0.jpeg"),
-        ("CNV-100-0.jpeg", "train/CNV/CNV-100-0.jpeg"),
-        ("CNV-100-0", "train/CNV/CNV-100-0.jpeg"),
-        ("train/CNV/", "train/CNV/"),
-        ("test", "test/"),
-    ],
-)
+    [("train/CNV/CNV-100-0.jpeg", "train/CNV/CNV-100-0."), ("CNV-100-0", "train/CNV/CNV-100-0."),
+     ("train/CNV/", "train/CNV/"), ("test", "test/")],
+)  # fmt: skip
 def test_a_path_is_that_of_a_file_or_folder_or_the_end_of_one(as_if_never_there, path, gone):
     as_if_never_there(SCANS, lambda name: gone in name, [{"path": path}])
 
@@ -162,15 +157,6 @@ def test_a_patient_of_a_site_is_another_one_at_another_site(tmp_path):
     assert people == {"zurich/0", "london/1", "zurich/1"}
     assert Manifest.load(output).counts["excluded"] == 4
     assert csv_rows(output / "rejects.csv") == []
-
-
-def test_the_plan_of_a_running_build_does_not_name_who_is_excluded(tmp_path):
-    source, output = write_zip(tmp_path / "scans.zip", SCANS), tmp_path / "out"
-    flags = (excluding(tmp_path, [{"patient": "100"}]), "--max_reject_fraction=0")
-    with prepare(source, output, *flags):
-        plans = files_of(output)
-        assert b"-101-" in plans[".build/plan.arrow"]
-        assert not [name for name, data in plans.items() if b"-100-" in data]
 
 
 @pytest.mark.parametrize(

@@ -163,10 +163,9 @@ def test_a_person_and_a_class_are_one_whatever_the_unicode_form_of_their_names(o
     assert {*listing.table["patient"].to_pylist()} == {"Müller", "Noël"}
 
 
-def test_files_whose_names_differ_in_their_unicode_form_alone_say_so():
+def test_of_files_whose_names_differ_in_their_unicode_form_alone_one_counts():
     one, other = (f"{unicodedata.normalize(form, 'Œdéme')}/1.png" for form in FORMS)
     listing = list_files({one: b"3", other: b"4", "CNV/1.png": b"1"})
-    (reject,) = listing.ledger.rejects
-    assert (reject.reason, "Unicode form (NFC)" in reject.detail) == ("path_conflict", True)
+    assert [reject.reason for reject in listing.ledger.rejects] == ["path_conflict"]
     listing = list_files({one: b"3", other: b"3", "CNV/1.png": b"1"})
     assert (listing.table.num_rows, listing.ledger.copies, listing.ledger.rejects) == (2, 1, ())

@@ -14,7 +14,6 @@ from pydicom.data import get_testdata_file
 from tiff_files import tiff_file
 
 from pipelines import errors
-from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
 from tfrecord_io import Manifest
 from tfrecord_io.format.schema import image_key
@@ -59,15 +58,6 @@ def test_a_file_that_is_named_like_a_frame_is_a_reject_that_says_so(tmp_path):
     output = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", *flags)
     detail = "this name would be that of frame 3 of CNV/a.dcm; rename it"
     assert csv_rows(output / "rejects.csv") == [["CNV/a.dcm#frame-3", "path_conflict", detail]]
-
-
-def test_only_the_tags_of_a_file_are_read_to_list_its_frames(tmp_path):
-    pixels = np.stack([grey_pixels(0, 1000, 1000)] * 2)
-    source = write_tree(tmp_path, {f"{c}/two": dicom_file(pixels) for c in ("CNV", "DME")})
-    list_source(DirectorySource(source))  # what it imports is read now
-    before = bytes_read()
-    assert list_source(DirectorySource(source)).table["frame"].to_pylist() == [1, 2, 1, 2]
-    assert bytes_read() - before < pixels.nbytes / 4
 
 
 @pytest.mark.parametrize("name", ["in", "in.zip"])
@@ -126,15 +116,6 @@ def test_files_that_say_that_text_is_burned_in_are_counted_in_a_note():
     assert notes_of(list_files(files)).startswith(
         "4 images are of DICOM files that say BurnedInAnnotation YES"
     )
-
-
-def test_a_file_that_is_tiff_and_dicom_at_once_is_what_its_name_says():
-    """PS3.10, section 7.1, leaves the first 128 bytes to such files."""
-    both = b"II*\0" + volume(0, 2)[4:]
-    listing = list_files({"a/volume.dcm": both, "a/volume.tif": both, "b/picture.png": png()})
-    assert [(ref.path, ref.frame) for ref in iterate_refs(listing.table)] == [
-        ("a/volume.dcm", 1), ("a/volume.dcm", 2), ("a/volume.tif", None), ("b/picture.png", None)
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The table of labels: what it may be, what its cells mean, and what is refused."""
 
-import time
 import unicodedata
 
 import openpyxl
@@ -123,13 +122,9 @@ CHEXPERT = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("unknown", "wanted", "ignored"),
-    [
-        ("negative", ["Edema", "Mass", "none", "none"], 0),
-        ("drop", ["Edema", "none"], 2),
-    ],
-)
+@pytest.mark.parametrize(("unknown", "wanted", "ignored"), [
+    ("negative", ["Edema", "Mass", "none", "none"], 0), ("drop", ["Edema", "none"], 2)
+])  # fmt: skip
 def test_one_flag_says_what_a_blank_and_a_minus_one_are(tmp_path, unknown, wanted, ignored):
     path, flags = table_in(tmp_path / "a.csv", CHEXPERT), {"label_columns": ("Edema", "Mass")}
     listing = list_files(drawn("scan{0..3}.png"), labels=path, unknown_labels=unknown, **flags)
@@ -197,22 +192,15 @@ def test_a_path_is_that_of_a_file_or_the_end_of_one_with_or_without_its_ending(
 @pytest.mark.parametrize(
     ("tree", "paths", "message"),
     [
-        ("train/p{1..1100}/1.png\ntest/{a,zz}/1.png", ["test/1.png", "p1/1.png"], "no file|no row"),
         ("train/p{1..1100}/1.png", ["1.png", "p1/1.png"], "1,100 files such as 'train/p1/1.png'"),
         ("a/1.png\na/1.jpg", ["a/1"], "2 files such as 'a/1.png' and 'a/1.jpg'"),
-        ("CNV/{1..2}.png", ["x.png", "y.png"], "row 2, 'y.png': no file"),
+        ("CNV/{1..2}.png", ["x.png", "test/1.png"], "row 2, 'test/1.png': no file"),
     ],
 )
 def test_a_row_of_several_files_and_a_table_of_none_are_refused(tmp_path, tree, paths, message):
     rows = [{"path": path, "label": "a"} for path in paths]
-    path = table_in(tmp_path / "a.csv", rows)
-    if message == "no file|no row":  # the longest end that some file shares is no reason
-        assert "1 row of the table of --labels have no file" in notes_of(
-            list_files(drawn(tree), labels=path)
-        )
-        return
     with pytest.raises(errors.UserError, match=message):
-        list_files(drawn(tree), labels=path)
+        list_files(drawn(tree), labels=table_in(tmp_path / "a.csv", rows))
 
 
 def test_a_file_without_a_row_is_a_reject_and_rows_without_a_file_are_counted(tmp_path):
@@ -225,13 +213,6 @@ def test_a_file_without_a_row_is_a_reject_and_rows_without_a_file_are_counted(tm
     assert "3 rows of the table of --labels have no file in the input, such as row 8" in (
         notes_of(listing)
     )
-
-
-def test_a_table_of_a_hundred_thousand_rows_for_twenty_files_takes_seconds(tmp_path):
-    rows = [{"path": f"x/{k}.png", "label": "ab"[k % 2]} for k in range(100_000)]
-    path, started = table_in(tmp_path / "a.csv", rows), time.process_time()
-    assert len(list_files(drawn("in/x/{1..20}.png"), labels=path).table) == 20
-    assert time.process_time() - started < 5
 
 
 def test_a_second_row_of_a_file_is_refused(tmp_path):

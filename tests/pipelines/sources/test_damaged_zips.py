@@ -1,5 +1,6 @@
 """A damaged zip loses no file without a message: what `zipfile` still reads is read, or refused."""
 
+import contextlib
 import random
 import stat
 import zipfile
@@ -21,12 +22,9 @@ def write_zip(rng, path):
     """Writes a zip of pictures, stored or deflated, some with odd names."""
     method = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     with zipfile.ZipFile(path, "w", method) as archive:
-        for split in ("train", "test"):
-            for label in ("CNV", "NORMAL"):
-                for name in rng.sample(["1", "ä", " b", "日本", "x" * 90, "a'b"], 3):
-                    pixels = rng.randbytes(4)
-                    picture = png_of_rows(2, 2, (pixels[:2], pixels[2:]))
-                    archive.writestr(f"{split}/{label}/{name}.png", picture)
+        for folder in ("train/CNV", "train/NORMAL", "test/CNV"):
+            for name in rng.sample(["1", "ä", " b", "日本", "x" * 90, "a'b"], 3):
+                archive.writestr(f"{folder}/{name}.png", png_of_rows(2, 1, (rng.randbytes(2),)))
 
 
 def damaged(rng, data):
@@ -48,15 +46,10 @@ def damaged(rng, data):
 
 def read_by_zipfile(path):
     """Returns the content of each member that `zipfile` reads; nothing if it refuses the zip."""
-    found = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                if not stat.S_ISLNK(info.external_attr >> 16) and not info.is_dir():
-                    found[info.filename] = archive.read(info)
-    except Exception:  # of one of many kinds
-        pass
-    return found
+    with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
+        infos = [info for info in archive.infolist() if not stat.S_ISLNK(info.external_attr >> 16)]
+        return {info.filename: archive.read(info) for info in infos if not info.is_dir()}
+    return {}
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from pipelines.sources.directory import DirectorySource
         ("archive", "nowhere.zip", r"--input .*nowhere\.zip does not exist"),
         ("directory", "nowhere", r"--input .*nowhere does not exist"),
         ("directory", "empty", "no image"),
-        ("archive", "text.zip", "not a complete zip"),
+        ("archive", "text.zip", "not a zip"),
         ("kaggle", "scans", "takes no --input"),
     ],
 )
@@ -53,8 +53,6 @@ def test_links_to_files_are_followed_and_links_to_folders_are_named(tmp_path):
         "train/CNV/broken.jpeg": "unreadable_member",
         "train/CNV/itself.jpeg": "unreadable_member",
     }
-    problems = {member.name: member.problem for member in DirectorySource(tree).members()}
-    assert "a link to a file that is not there; datalad" in problems["train/CNV/broken.jpeg"][1]
 
 
 def test_pipes_and_sockets_are_rejects_and_never_opened(tmp_path, monkeypatch):

@@ -32,15 +32,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(synthetic, "draw_bscan", draw)
 
 
-@pytest.mark.parametrize(
-    "other", [("DME", 4, 2, 0), ("CNV", 5, 2, 0), ("CNV", 4, 3, 0), ("CNV", 4, 2, 1)]
-)
-def test_a_scan_depends_on_each_of_its_arguments_and_on_nothing_else(other):
-    first = draw_bscan("CNV", 4, 2, 0)
-    assert not np.array_equal(draw_bscan(*other), first)
-    np.testing.assert_array_equal(draw_bscan("CNV", 4, 2, 0), first)
-
-
 @pytest.mark.parametrize("num_examples", [12, 13, 50, 4000])
 @pytest.mark.usefixtures("quick")
 def test_a_tree_has_the_archives_shape_and_proportions_and_one_time(tmp_path, num_examples):
