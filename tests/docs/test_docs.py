@@ -39,6 +39,7 @@ OF_THE_SYSTEM = {
     "No module named 'pipelines'",
     "ensurepip is not available",
     "No space left on device",
+    "Bus error",
 }
 #: Languages of blocks that are text, not code.
 TEXT = {"text", "json"}
