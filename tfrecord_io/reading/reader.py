@@ -13,13 +13,14 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import ctypes
 import functools
 import itertools
 import os
-import pickle
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -28,7 +29,6 @@ import tensorflow as tf
 from tfrecord_io.format import schema
 from tfrecord_io.reading.batches import Batches, Engine, make_batches
 from tfrecord_io.reading.opening import Verify
-from tfrecord_io.reading.records import Records
 from tfrecord_io.terminal.errors import MessageError
 
 # The last error of a reader in this process; TensorFlow passes on its text only.
@@ -36,6 +36,11 @@ _raised: collections.deque[MessageError] = collections.deque(maxlen=1)
 
 # Largest number of threads that gather batches; more would only wait for memory.
 _MAX_GATHERS = 8
+
+# Options of mallopt: how many free bytes of a heap stay, how many are added to a heap at once, and
+# the largest block in a heap. The last two are the largest that work. Source: malloc.h, and the
+# constant HEAP_MAX_SIZE of glibc's malloc.
+_MALLOC_OPTIONS = {-1: 512 << 20, -2: 64 << 20, -3: 32 << 20}
 
 # Time in which threads end with the program; they may be waiting for a store.
 _EXIT_SECONDS = 10.0
@@ -135,12 +140,27 @@ def make_dataset(
         cache_dir=cache_dir,
         cache_gb=cache_gb,
     )
+    _keep_freed_memory()
     # Iterators are started and stopped in eager mode, whatever function calls this one.
     with tf.init_scope(), tf.device("CPU:0"):
         return _dataset(batches)
 
 
-# Without `do_not_convert`, AutoGraph searches the function for control flow that depends on
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Lets malloc of glibc keep the memory of batches, unless the user has set it up.
+
+    Otherwise each batch gets new pages from the system, which take longer than the gather does.
+    """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return
+    with contextlib.suppress(AttributeError, OSError):  # of another C library
+        set_option = ctypes.CDLL(None).mallopt
+        for option, num_bytes in _MALLOC_OPTIONS.items():
+            set_option(option, num_bytes)
+
+
+# Without `do_not_convert`, AutoGraph searches the functions for control flow that depends on
 # tensors. There is none, and the search takes most of the time to the first batch.
 @tf.autograph.experimental.do_not_convert
 def _dataset(batches: Batches) -> tf.data.Dataset:
@@ -148,17 +168,12 @@ def _dataset(batches: Batches) -> tf.data.Dataset:
     has_one_size = order.num_steps in (None, order.num_full_steps)
     shape = None, order.replica_batch_size if has_one_size else None
     number = next(_numbers)
-    _datasets[number] = pickle.dumps(batches)
+    _sources[number] = _Source(batches)
     # The step at which the next loop begins: a variable that belongs to no strategy.
     next_step = tf.raw_ops.VarHandleOp(
         dtype=tf.int64, shape=(), shared_name=f"tfrecord_io_next_step_{number}"
     )
     tf.raw_ops.AssignVariableOp(resource=next_step, value=tf.constant(order.start_step, tf.int64))
-
-    def take(queue: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        error, *part = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=_PART)
-        with tf.control_dependencies([tf.debugging.Assert(tf.equal(error, ""), [error])]):
-            return tuple(map(tf.identity, part))
 
     def split(
         facts: tf.Tensor, blocks: tf.Tensor, rows: tf.Tensor, weights: tf.Tensor
@@ -174,32 +189,23 @@ def _dataset(batches: Batches) -> tf.data.Dataset:
         (facts, blocks), (rows, weights) = part, batch
         image, label, key = _gather(layout, blocks, rows)
         others = (weights,) if order.pad_remainder else ()
-        return facts, image, label, *others, *((key,) if with_keys else ())
-
-    num_gathers = min(_MAX_GATHERS, os.cpu_count() or 1)
-
-    def read(queue: tf.Tensor) -> tf.data.Dataset:
-        parts = tf.data.Dataset.counter().map(lambda _: take(queue))
-        parts = parts.take_while(lambda facts, *_: facts[0] > 0)
-        return parts.prefetch(1).flat_map(split).map(gather, num_gathers, deterministic=True)
+        # TensorFlow makes no strings of bytes, but of code points.
+        keys = (tf.strings.unicode_encode(tf.cast(key, tf.int32), "UTF-8"),) if with_keys else ()
+        return facts, image, label, *others, *keys
 
     def count(number: tf.Tensor, batch: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
         facts, *features = batch
-
-        def advance() -> tf.Tensor:
-            step = tf.raw_ops.ReadVariableOp(resource=next_step, dtype=tf.int64)
-            step = tf.maximum(tf.ensure_shape(step, ()), facts[1])
-            assign = tf.raw_ops.AssignVariableOp(resource=next_step, value=step)
-            with tf.control_dependencies([assign]):
-                return tf.identity(step)
-
-        is_time = tf.equal(number, facts[0])
-        with tf.control_dependencies([tf.cond(is_time, advance, lambda: facts[1])]):
+        step = tf.raw_ops.ReadVariableOp(resource=next_step, dtype=tf.int64)
+        step = tf.where(number == facts[0], tf.maximum(step, facts[1]), step)
+        assign = tf.raw_ops.AssignVariableOp(resource=next_step, value=step)
+        with tf.control_dependencies([assign]):
             return tuple(map(tf.identity, features))
 
-    # Inside a function, TensorFlow's deterministic mode does not reduce the number of threads.
-    dataset = _queue_of_loop(number, next_step).flat_map(read)
-    dataset = dataset.prefetch(batches.prefetch).enumerate(1).map(count)
+    # Each function costs milliseconds at the start of each loop.
+    dataset = _parts_of_loop(number, next_step).prefetch(1).flat_map(split)
+    num_gathers = min(_MAX_GATHERS, os.cpu_count() or 1)
+    dataset = dataset.map(gather, num_gathers, deterministic=True).prefetch(batches.prefetch)
+    dataset = dataset.enumerate(1).map(count)
     options = tf.data.Options()
     options.deterministic = True
     # Workers share batches by num_replicas; tf.data must not cut the data a second time.
@@ -209,7 +215,10 @@ def _dataset(batches: Batches) -> tf.data.Dataset:
         num_batches = tf.data.INFINITE_CARDINALITY
     if order.num_steps is None or not order.start_step % order.num_steps:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(num_batches))
-    return dataset.with_options(options)
+    dataset = dataset.with_options(options)
+    # Its iterators, and the datasets that are made of it, refer to it.
+    weakref.finalize(dataset, _sources.pop, number).atexit = False
+    return dataset
 
 
 @contextlib.contextmanager
@@ -227,7 +236,7 @@ def errors_as_raised() -> Iterator[None]:
 def _gather(
     layout: schema.RecordLayout, blocks: tf.Tensor, rows: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Gathers (image, label, key) of rows, int64 [batch], out of `Records.blocks`."""
+    """Gathers (image, label, bytes of the key) of rows, int64 [batch], of `Records.blocks`."""
     per_record = layout.stride // layout.block_length
     per_image = layout.image_length // layout.block_length
     starts = rows[:, tf.newaxis] * per_record
@@ -245,54 +254,82 @@ def _gather(
     return (
         tf.reshape(image, (-1, *layout.image_shape)),
         tf.bitcast(labels, tf.float32),
-        tf.strings.unicode_encode(tf.cast(keys, tf.int32), "UTF-8"),
+        keys,
     )
 
 
 # ---- loops, whose parts threads make and iterators take
 
 # A part of a loop: the text of an error; int64 [2], the number of batches with which the loop
-# counts, 0 at its end, and the first step of the loop after it; `Records.blocks`; rows and weights,
-# as `Batches.parts` yields them.
+# counts, and the first step of the loop after it; `Records.blocks`; rows and weights, as
+# `Batches.parts` yields them.
 _PART = (tf.string, tf.int64, tf.uint8, tf.int64, tf.float32)
-_NO_ROWS = tuple(np.zeros((0, 0), dtype.as_numpy_dtype) for dtype in _PART[2:])
+_NO_PART = ((0, 0), *(np.zeros((0, 0), dtype.as_numpy_dtype) for dtype in _PART[2:]))
+
+
+class _Source:
+    """What a dataset reads.
+
+    Attributes:
+        batches: of which each loop is made.
+        blocks: a tensor of the same memory as the blocks of the mapped records.
+    """
+
+    def __init__(self, batches: Batches) -> None:
+        self.batches = batches
+        # DLPack cannot say that memory is read-only; TensorFlow does not write to a tensor.
+        records = batches.dataset.records
+        facts = dict(records.blocks.__array_interface__)
+        facts["data"] = facts["data"][0], False
+        writable = types.SimpleNamespace(__array_interface__=facts, records=records)
+        self.blocks = tf.experimental.dlpack.from_dlpack(np.asarray(writable).__dlpack__())
+
 
 _numbers = itertools.count()
-# Pickled `Batches`, by the number of their dataset.
-_datasets: dict[int, bytes] = {}
+# Of the datasets that exist, by their numbers.
+_sources: dict[int, _Source] = {}
 
 
-def _queue_of_loop(number: int, next_step: tf.Tensor) -> tf.data.Dataset:
-    """Returns a dataset whose only element is the queue of a loop that starts with its iterator."""
+def _parts_of_loop(number: int, next_step: tf.Tensor) -> tf.data.Dataset:
+    """Returns a dataset of the parts of a loop, which starts and ends with its iterator."""
     offers = _loops().offers
 
-    def begin() -> tf.Tensor:
-        queue, start = offers.dequeue()
+    def begin() -> tuple[tf.Tensor, tf.Tensor]:
+        parts, states = offers.dequeue()
         step = tf.raw_ops.ReadVariableOp(resource=next_step, dtype=tf.int64)
         which = [tf.constant(number, tf.int64), step]
-        sent = tf.raw_ops.QueueEnqueueV2(handle=start, components=which)
+        sent = tf.raw_ops.QueueEnqueueV2(handle=states, components=which)
         with tf.control_dependencies([sent]):
-            return tf.identity(queue)
+            return tf.identity(parts), tf.identity(states)
 
-    def end(queue: tf.Tensor) -> tf.Tensor:
-        close = tf.raw_ops.QueueCloseV2(handle=queue, cancel_pending_enqueues=True)
-        with tf.control_dependencies([close]):
+    def take(parts: tf.Tensor, states: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        error, *part = tf.raw_ops.QueueDequeueV2(handle=parts, component_types=_PART)
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(error, ""), [error])]):
+            return tuple(map(tf.identity, part))
+
+    def end(parts: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
+        close = functools.partial(tf.raw_ops.QueueCloseV2, cancel_pending_enqueues=True)
+        # In this order: when `states` is closed, the thread ends, and both queues with it.
+        with tf.control_dependencies([close(handle=parts)]):
+            ended = close(handle=states)
+        with tf.control_dependencies([ended]):
             return tf.constant(0)
 
     # The only dataset that says when its iterator ends.
-    state = tf.TensorSpec((), tf.resource)
+    queues = [tf.TensorSpec((), tf.resource)] * 2
     functions = {
         "init": tf.function(begin, autograph=False).get_concrete_function(),
-        "next": tf.function(tf.identity, autograph=False).get_concrete_function(state),
-        "finalize": tf.function(end, autograph=False).get_concrete_function(state),
+        "next": tf.function(take, autograph=False).get_concrete_function(*queues),
+        "finalize": tf.function(end, autograph=False).get_concrete_function(*queues),
     }
+    spec = tuple(tf.TensorSpec(None, dtype) for dtype in _PART[1:])
     variant = tf.raw_ops.GeneratorDataset(
         **{f"{name}_func": function for name, function in functions.items()},
         **{f"{name}_func_other_args": f.captured_inputs for name, f in functions.items()},
-        output_types=[tf.resource],
-        output_shapes=[()],
+        output_types=[part.dtype for part in spec],
+        output_shapes=[part.shape for part in spec],
     )
-    return tf.data.experimental.from_variant(variant, state).take(1)
+    return tf.data.experimental.from_variant(variant, spec)
 
 
 class _Loops:
@@ -311,19 +348,21 @@ class _Loops:
                 loop = _Loop(self._loops)
                 self._loops.append(loop)
                 loop.start()
-                self.offers.enqueue((loop.queue.queue_ref, loop.began.queue_ref))
+                self.offers.enqueue((loop.parts.queue_ref, loop.states.queue_ref))
                 del loop
 
     def _end(self) -> None:
         self.offers.close(cancel_pending_enqueues=True)
         self._thread.join(_EXIT_SECONDS)
-        # Kept, because Python runs when the last reference to a loop's memory ends.
-        self._ended = [*self._loops]
-        for loop in self._ended:
-            loop.began.close()
-            loop.queue.close(cancel_pending_enqueues=True)
-        for loop in self._ended:
+        loops = [*self._loops]
+        for loop in loops:
+            loop.states.close(cancel_pending_enqueues=True)
+            loop.parts.close(cancel_pending_enqueues=True)
+        for loop in loops:
             loop.join(_EXIT_SECONDS)
+        # Python runs when the last reference to the memory of a tensor ends, so it never does.
+        for source in _sources.values():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(source.blocks))
 
 
 @functools.cache
@@ -332,26 +371,27 @@ def _loops() -> _Loops:
 
 
 class _Loop(threading.Thread):
-    """Puts the parts of a loop, then its end or error, into a queue until the iterator closes it.
-
-    So this thread ends after all threads of TensorFlow that use the memory of the loop.
+    """Puts the parts of a loop, or an error, into a queue until the iterator closes it.
 
     Attributes:
-        began: tells this thread the number of the dataset and the loop's first step.
-        queue: of parts.
+        states: tells this thread the number of the dataset and the loop's first step, and is closed
+            when the iterator ends.
+        parts: closed at the end of the loop or of the iterator.
     """
 
     def __init__(self, loops: list[_Loop]) -> None:
         super().__init__(name="make_dataset", daemon=True)
-        self.began = tf.queue.FIFOQueue(1, (tf.int64, tf.int64), ((), ()))
-        self.queue = tf.queue.FIFOQueue(1, _PART)
+        self.states = tf.queue.FIFOQueue(1, (tf.int64, tf.int64), ((), ()))
+        self.parts = tf.queue.FIFOQueue(1, _PART)
         self._loops = loops
-        self._blocks: tf.Tensor | None = None
+        self._source: _Source | None = None
 
     def run(self) -> None:
         try:
             with tf.device("CPU:0"):
-                self._fill(*map(int, self.began.dequeue()))
+                self._fill(*map(int, self.states.dequeue()))
+                self.parts.close()
+                self.states.dequeue()  # waits for the end of the iterator, which uses the memory
         except (tf.errors.CancelledError, tf.errors.OutOfRangeError) as error:  # it is closed
             # TensorFlow's errors refer to themselves. Without their variables the files are
             # unmapped now, and not when Python looks for garbage.
@@ -359,31 +399,18 @@ class _Loop(threading.Thread):
         self._loops.remove(self)
 
     def _fill(self, number: int, first_step: int) -> None:
-        last = ""
         try:
-            # The files are mapped when a loop starts, and unmapped when it ends.
-            batches: Batches = pickle.loads(_datasets[number])
-            order = batches.order
+            self._source = source = _sources[number]
+            batches, order = source.batches, source.batches.order
             facts = order.num_looks(first_step), order.end_of_loop(first_step)
             for records, *part in batches.parts(first_step):
                 is_mapped = records is batches.dataset.records
-                blocks = self._shared(records) if is_mapped else records.blocks
-                self.queue.enqueue(("", facts, blocks, *part))
+                blocks = source.blocks if is_mapped else records.blocks
+                self.parts.enqueue(("", facts, blocks, *part))
         except tf.errors.CancelledError:
             raise
         except BaseException as error:
             if isinstance(error, MessageError):
                 _raised.append(error)
-            last = f"{type(error).__name__}: {error}"
-        while True:
-            self.queue.enqueue((last, (0, 0), *_NO_ROWS))
-
-    def _shared(self, records: Records) -> tf.Tensor:
-        """Returns the blocks of records as a tensor of the same memory."""
-        if self._blocks is None:
-            # DLPack cannot say that memory is read-only; TensorFlow does not write to a tensor.
-            facts = dict(records.blocks.__array_interface__)
-            facts["data"] = facts["data"][0], False
-            writable = types.SimpleNamespace(__array_interface__=facts, records=records)
-            self._blocks = tf.experimental.dlpack.from_dlpack(np.asarray(writable).__dlpack__())
-        return self._blocks
+            while True:
+                self.parts.enqueue((f"{type(error).__name__}: {error}", *_NO_PART))

@@ -191,7 +191,7 @@ def test_the_files_are_unmapped_when_nobody_reads_any_more(tmp_path):
     iterator = iter(found)
     next(iterator)
     assert is_mapped()
-    del iterator
+    del iterator, found
     # TensorFlow ends its threads a moment later.
     wait_until(lambda: not is_mapped())
 
