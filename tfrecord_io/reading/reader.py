@@ -217,7 +217,8 @@ def _dataset(batches: Batches) -> tf.data.Dataset:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(num_batches))
     dataset = dataset.with_options(options)
     # Its iterators, and the datasets that are made of it, refer to it.
-    weakref.finalize(dataset, _sources.pop, number).atexit = False
+    ended = weakref.finalize(dataset, _sources.pop, number)
+    ended.atexit = False  # pyrefly: ignore[missing-attribute]
     return dataset
 
 
@@ -322,7 +323,7 @@ def _parts_of_loop(number: int, next_step: tf.Tensor) -> tf.data.Dataset:
         "next": tf.function(take, autograph=False).get_concrete_function(*queues),
         "finalize": tf.function(end, autograph=False).get_concrete_function(*queues),
     }
-    spec = tuple(tf.TensorSpec(None, dtype) for dtype in _PART[1:])
+    spec = tuple(tf.TensorSpec(tf.TensorShape(None), dtype) for dtype in _PART[1:])
     variant = tf.raw_ops.GeneratorDataset(
         **{f"{name}_func": function for name, function in functions.items()},
         **{f"{name}_func_other_args": f.captured_inputs for name, f in functions.items()},
