@@ -9,11 +9,10 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from tfrecord_io.format import schema
 from tfrecord_io.format.manifest import ManifestError
 from tfrecord_io.reading.mapped import MappedDataset, as_places
 from tfrecord_io.reading.opening import Verify
@@ -23,6 +22,8 @@ from tfrecord_io.stores.ahead import map_ahead
 from tfrecord_io.stores.folder import Folder
 
 Engine = Literal["auto", "mmap"]
+#: What `Batches.parts` yields.
+Part = tuple[Records, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 # One thread that copies does not use all of the bandwidth of the memory.
 _NUM_THREADS = 2
@@ -179,20 +180,15 @@ class Batches:
         first = self.order.next_loop()
         pool = BufferPool(self.most_examples * self.dataset.layout.image_length)
 
-        def gather(step: tuple[Records, np.ndarray, np.ndarray]) -> tuple[np.ndarray, ...]:
-            records, rows, weights = step
-            batch: tuple[np.ndarray, ...] = records.gather(rows, pool.take())
-            if self.order.pad_remainder:
-                batch += (weights,)
-            if self.with_keys:
-                keys = records.feature(schema.KEY, rows)
-                batch += (keys.view(f"S{schema.KEY_LENGTH}").ravel(),)
-            return batch
+        def gather(step: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+            records, rows, labels, weights, keys = step
+            others = (weights,) * self.order.pad_remainder + (keys,) * self.with_keys
+            return records.images(rows, pool.take()), labels, *others
 
         steps = (
             (records, *step)
-            for records, rows, weights in self.parts(first)
-            for step in zip(rows, weights, strict=True)
+            for records, *arrays in self.parts(first)
+            for step in zip(*arrays, strict=True)
         )
         batches = map_ahead(gather, steps, self.prefetch, num_threads=_NUM_THREADS)
         yield from self.order.counted(first, batches)
@@ -203,19 +199,20 @@ class Batches:
         most = self.order.replica_batch_size
         return most if self.order.pad_remainder else min(most, self.order.num_positions)
 
-    def parts(self, first_step: int) -> Iterator[tuple[Records, np.ndarray, np.ndarray]]:
+    def parts(self, first_step: int) -> Iterator[Part]:
         """Yields the batches of a loop before they are gathered, many at once if all are mapped.
 
-        Their records; their rows there, int64 [steps, batch]; and float32 weights, as many.
+        Their records; their rows there, int64 [steps, batch]; their labels, float32 [steps, batch,
+        num_classes]; weights, float32 [steps, batch]; and keys, bytes [steps, batch or 0].
         """
         dataset, order, examples, step = self.dataset, self.order, self.examples, first_step
         batches = (examples[places] for part, _ in order.parts(step) for places in part)
         for records, rows in dataset.until_mapped(batches, examples):
-            yield records, rows[np.newaxis], order.weights(step)[np.newaxis]
+            yield self._part(records, rows[np.newaxis], order.weights(step)[np.newaxis])
             step += 1
         if order.num_steps and step == order.end_of_loop(first_step):
             return
-        ahead: Iterator[tuple[Records, np.ndarray, np.ndarray]] = iter(())
+        ahead: Iterator[Part] = iter(())
         most = min(EXAMPLES_AT_ONCE, _ANNOUNCED_BYTES // dataset.layout.stride)
         for places, weights in order.parts(step, most):
             rows = dataset.rows(examples[places])
@@ -224,18 +221,19 @@ class Batches:
             ahead = self._checked(rows, weights)
         yield from ahead
 
-    def _checked(
-        self, rows: np.ndarray, weights: np.ndarray
-    ) -> Iterator[tuple[Records, np.ndarray, np.ndarray]]:
+    def _checked(self, rows: np.ndarray, weights: np.ndarray) -> Iterator[Part]:
         """Yields a part a few steps at a time, and before compares their records' checksums."""
         dataset = self.dataset
-        num_steps = max(
-            1, _CHECKED_BYTES // (self.order.replica_batch_size * dataset.layout.stride)
-        )
+        step_bytes = self.order.replica_batch_size * dataset.layout.stride
+        num_steps = max(1, _CHECKED_BYTES // step_bytes)
         for first in range(0, len(rows), num_steps):
             some = slice(first, first + num_steps)
             dataset.check(rows[some])
-            yield dataset.records, rows[some], weights[some]
+            yield self._part(dataset.records, rows[some], weights[some])
+
+    def _part(self, records: Records, rows: np.ndarray, weights: np.ndarray) -> Part:
+        keys = records.keys(rows) if self.with_keys else np.zeros((len(rows), 0), np.bytes_)
+        return records, rows, records.labels(rows), weights, keys
 
     def __len__(self) -> int:
         """Returns the number of batches of the first loop; raises TypeError if it is endless."""

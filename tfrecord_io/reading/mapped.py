@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from tfrecord_io.format import schema
 from tfrecord_io.format.manifest import ManifestError
 from tfrecord_io.reading.cache import DatasetCache, warn_once
 from tfrecord_io.reading.fetch import Fetched, Unmapped, damage
@@ -180,12 +179,11 @@ class MappedDataset:
         """
         examples, length = as_places(index, len(self)), self.layout.image_length
         parts = [
-            records.gather(rows, np.empty(len(rows) * length, np.uint8))
+            (records.images(rows, np.empty(len(rows) * length, np.uint8)), records.labels(rows))
             for records, rows in self._parts(np.atleast_1d(examples))
         ]
-        if len(parts) > 1:
-            parts = [map(np.concatenate, zip(*parts, strict=True))]
-        ((images, labels),) = parts
+        one = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
+        images, labels = one
         return (images, labels) if examples.ndim else (images[0], labels[0])
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -194,15 +192,13 @@ class MappedDataset:
 
     def labels(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         """Returns float32 [num_indices, num_classes]: the one-hot labels of examples."""
-        return self._feature(schema.LABEL, indices).view("<f4")
+        parts = self._parts(as_places(indices, len(self)))
+        return np.concatenate([records.labels(rows) for records, rows in parts])
 
     def keys(self, indices: Sequence[int] | np.ndarray) -> list[str]:
         """Returns the keys of examples, see `schema.image_key`."""
-        return [bytes(key).decode("ascii") for key in self._feature(schema.KEY, indices)]
-
-    def _feature(self, name: str, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         parts = self._parts(as_places(indices, len(self)))
-        return np.concatenate([records.feature(name, rows) for records, rows in parts])
+        return [key.decode("ascii") for records, rows in parts for key in records.keys(rows)]
 
     def _parts(self, examples: np.ndarray) -> Iterator[Fetched]:
         """Fetches examples some at a time; raises IndexError if one does not exist."""

@@ -22,11 +22,11 @@ import traceback
 import types
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrecord_io.format import schema
 from tfrecord_io.reading.batches import Batches, Engine, make_batches
 from tfrecord_io.reading.opening import Verify
 from tfrecord_io.terminal.errors import MessageError
@@ -166,7 +166,8 @@ def _keep_freed_memory() -> None:
 def _dataset(batches: Batches) -> tf.data.Dataset:
     order, layout, with_keys = batches.order, batches.dataset.layout, batches.with_keys
     has_one_size = order.num_steps in (None, order.num_full_steps)
-    shape = None, order.replica_batch_size if has_one_size else None
+    rows = None, order.replica_batch_size if has_one_size else None
+    shapes = [rows, (*rows, layout.num_classes)] + [rows] * (order.pad_remainder + with_keys)
     number = next(_numbers)
     _sources[number] = _Source(batches)
     # The step at which the next loop begins: a variable that belongs to no strategy.
@@ -175,23 +176,23 @@ def _dataset(batches: Batches) -> tf.data.Dataset:
     )
     tf.raw_ops.AssignVariableOp(resource=next_step, value=tf.constant(order.start_step, tf.int64))
 
-    def split(
-        facts: tf.Tensor, blocks: tf.Tensor, rows: tf.Tensor, weights: tf.Tensor
-    ) -> tf.data.Dataset:
+    def split(facts: tf.Tensor, blocks: tf.Tensor, *features: tf.Tensor) -> tf.data.Dataset:
         blocks = tf.ensure_shape(blocks, (None, layout.block_length))
         every = tf.data.Dataset.from_tensors((tf.ensure_shape(facts, 2), blocks)).repeat()
-        many = (tf.ensure_shape(rows, shape), tf.ensure_shape(weights, shape))
-        return tf.data.Dataset.zip((every, tf.data.Dataset.from_tensor_slices(many)))
+        firsts, labels, weights, keys = features
+        chosen = [firsts, labels, *[weights] * order.pad_remainder, *[keys] * with_keys]
+        each = tuple(map(tf.ensure_shape, chosen, shapes))
+        return tf.data.Dataset.zip((every, tf.data.Dataset.from_tensor_slices(each)))
+
+    image_blocks = np.arange(layout.image_length // layout.block_length)
 
     def gather(
-        part: tuple[tf.Tensor, tf.Tensor], batch: tuple[tf.Tensor, tf.Tensor]
+        part: tuple[tf.Tensor, tf.Tensor], batch: tuple[tf.Tensor, ...]
     ) -> tuple[tf.Tensor, ...]:
-        (facts, blocks), (rows, weights) = part, batch
-        image, label, key = _gather(layout, blocks, rows)
-        others = (weights,) if order.pad_remainder else ()
-        # TensorFlow makes no strings of bytes, but of code points.
-        keys = (tf.strings.unicode_encode(tf.cast(key, tf.int32), "UTF-8"),) if with_keys else ()
-        return facts, image, label, *others, *keys
+        (facts, blocks), (firsts, *features) = part, batch
+        # Copies each pixel once, to where it is wanted. TensorFlow has no other op that does.
+        image = tf.gather(blocks, firsts[:, tf.newaxis] + image_blocks)
+        return facts, tf.reshape(image, (-1, *layout.image_shape)), *features
 
     def count(number: tf.Tensor, batch: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
         facts, *features = batch
@@ -234,38 +235,13 @@ def errors_as_raised() -> Iterator[None]:
         raise _raised.pop() from error
 
 
-def _gather(
-    layout: schema.RecordLayout, blocks: tf.Tensor, rows: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Gathers (image, label, bytes of the key) of rows, int64 [batch], of `Records.blocks`."""
-    per_record = layout.stride // layout.block_length
-    per_image = layout.image_length // layout.block_length
-    starts = rows[:, tf.newaxis] * per_record
-    # Copies each pixel once, to where it is wanted. TensorFlow has no other op that does.
-    image = tf.gather(blocks, starts + tf.range(per_image, dtype=tf.int64))
-    rest = tf.gather(blocks, starts + tf.range(per_image, per_record, dtype=tf.int64))
-    rest = tf.reshape(rest, (-1, layout.stride - layout.image_length))
-    # One split costs less than as many slices: it copies whole rows.
-    key, label = layout.features[schema.KEY], layout.features[schema.LABEL]
-    first = layout.features[schema.IMAGE].offset + layout.image_length
-    between = label.offset - key.offset - key.length
-    lengths = (key.offset - first, key.length, between, label.length, -1)
-    _, keys, _, labels, _ = tf.split(rest, lengths, axis=1)
-    labels = tf.reshape(labels, (-1, layout.num_classes, 4))
-    return (
-        tf.reshape(image, (-1, *layout.image_shape)),
-        tf.bitcast(labels, tf.float32),
-        keys,
-    )
-
-
 # ---- loops, whose parts threads make and iterators take
 
 # A part of a loop: the text of an error; int64 [2], the number of batches with which the loop
-# counts, and the first step of the loop after it; `Records.blocks`; rows and weights, as
-# `Batches.parts` yields them.
-_PART = (tf.string, tf.int64, tf.uint8, tf.int64, tf.float32)
-_NO_PART = ((0, 0), *(np.zeros((0, 0), dtype.as_numpy_dtype) for dtype in _PART[2:]))
+# counts, and the first step of the loop after it; `Records.blocks`, and the first block of each
+# image there, int64 [steps, batch]; labels, weights and keys as `Batches.parts` yields them.
+_PART = (tf.string, tf.int64, tf.uint8, tf.int64, tf.float32, tf.float32, tf.string)
+_NO_PART = ((0, 0), *(tf.zeros((0, 0), dtype) for dtype in _PART[2:]))
 
 
 class _Source:
@@ -323,7 +299,8 @@ def _parts_of_loop(number: int, next_step: tf.Tensor) -> tf.data.Dataset:
         "next": tf.function(take, autograph=False).get_concrete_function(*queues),
         "finalize": tf.function(end, autograph=False).get_concrete_function(*queues),
     }
-    spec = tuple(tf.TensorSpec(tf.TensorShape(None), dtype) for dtype in _PART[1:])
+    any_shape: Any = None
+    spec = tuple(tf.TensorSpec(any_shape, dtype) for dtype in _PART[1:])
     variant = tf.raw_ops.GeneratorDataset(
         **{f"{name}_func": function for name, function in functions.items()},
         **{f"{name}_func_other_args": f.captured_inputs for name, f in functions.items()},
@@ -404,10 +381,11 @@ class _Loop(threading.Thread):
             self._source = source = _sources[number]
             batches, order = source.batches, source.batches.order
             facts = order.num_looks(first_step), order.end_of_loop(first_step)
-            for records, *part in batches.parts(first_step):
+            for records, rows, *features in batches.parts(first_step):
                 is_mapped = records is batches.dataset.records
                 blocks = source.blocks if is_mapped else records.blocks
-                self.parts.enqueue(("", facts, blocks, *part))
+                firsts = rows * records.blocks_per_row
+                self.parts.enqueue(("", facts, blocks, firsts, *features))
         except tf.errors.CancelledError:
             raise
         except BaseException as error:

@@ -60,7 +60,7 @@ class Records:
         layout: of a record.
         array: uint8 [rows, stride].
         blocks: uint8 [blocks, block length of the layout]: the same bytes, from the first image on.
-            A row has `stride / block_length` blocks: its image, then its key and label.
+        blocks_per_row: those of a row are its image, then its key and label.
     """
 
     def __init__(self, layout: schema.RecordLayout, memory: np.ndarray) -> None:
@@ -70,21 +70,28 @@ class Records:
         self.layout = layout
         self.array = memory[: -layout.stride].reshape(-1, layout.stride)
         self.blocks = memory[first:last].reshape(-1, layout.block_length)
+        self.blocks_per_row = layout.stride // layout.block_length
 
-    def feature(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Returns a copy of the bytes of one feature of rows, uint8 [rows, its length]."""
-        return self.layout.bytes_in(self.array, name)[rows]
-
-    def gather(self, rows: np.ndarray, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (images, labels) of rows, int64 [batch]; the images are written into memory."""
+    def images(self, rows: np.ndarray, memory: np.ndarray) -> np.ndarray:
+        """Returns the images of rows, int64 [batch], which are written into memory."""
         layout, length = self.layout, self.layout.block_length
-        firsts = rows[:, np.newaxis] * (layout.stride // length)
+        firsts = rows[:, np.newaxis] * self.blocks_per_row
         blocks = (firsts + np.arange(layout.image_length // length)).ravel()
         images = memory[: len(rows) * layout.image_length]
         # All are in range, and with mode="raise" NumPy would first write to a copy.
         np.take(self.blocks, blocks, 0, images.reshape(-1, length), mode="clip")
-        images = images.reshape(-1, *layout.image_shape)
-        return images, self.feature(schema.LABEL, rows).view("<f4")
+        return images.reshape(-1, *layout.image_shape)
+
+    def labels(self, rows: np.ndarray) -> np.ndarray:
+        """Returns float32 [..., num_classes]: the labels of rows, int64 [...]."""
+        return self._bytes(schema.LABEL, rows).view("<f4")
+
+    def keys(self, rows: np.ndarray) -> np.ndarray:
+        """Returns bytes [...]: the keys of rows, int64 [...]."""
+        return self._bytes(schema.KEY, rows).view(f"S{schema.KEY_LENGTH}")[..., 0]
+
+    def _bytes(self, feature: str, rows: np.ndarray) -> np.ndarray:
+        return self.layout.bytes_in(self.array, feature)[rows]
 
 
 class BufferPool:

@@ -70,7 +70,7 @@ def test_each_part_is_announced_before_the_one_ahead_of_it_is_read(data, told, m
     stride = Manifest.load(data).layout.stride
     monkeypatch.setattr("tfrecord_io.reading.batches._ANNOUNCED_BYTES", 100 * stride)
     batches, num_read = tfrecord_io.make_batches(data, split="train", batch_size=50), 0
-    for _, rows, _ in batches.parts(0):
+    for _, rows, *_ in batches.parts(0):
         join()
         assert len(told) == min(num_read + 200, NUM_EXAMPLES)
         num_read += rows.size

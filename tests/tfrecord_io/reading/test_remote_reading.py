@@ -107,7 +107,7 @@ def test_what_is_kept_is_never_fetched_again_and_read_like_a_folder(local, store
     assert_same(_numpy(url, epochs=2, pad_remainder=True), wanted)
     assert store.bytes_sent < 20_000  # the manifest
     batches = tfrecord_io.make_batches(url, **DEFAULTS)
-    records, rows, _ = next(batches.parts(0))
+    records, rows, *_ = next(batches.parts(0))
     assert records is batches.dataset.records
     assert len(rows) > 1  # many batches at once
 
