@@ -16,6 +16,7 @@ True
 from __future__ import annotations
 
 import collections
+import posixpath
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
             "should hold folders like train/CNV/, or CNV/" + "".join(f". {note}" for note in notes)
         )
     if not options.include_regex:
-        _require_no_masks(names.filter(is_image))
+        _require_no_masks(names.filter(is_image), options)
     tree = _tree(
         {folders[code]: count for code, count in counts_of(codes.filter(is_image)).items()}, options
     )
@@ -302,14 +303,22 @@ def _layouts(levels: Sequence[Collection[str]], shared: Sequence[str]) -> Iterat
         yield f"  level {place + 1} is the class: {shown}"
 
 
-def _require_no_masks(images: pa.Array) -> None:
+def _require_no_masks(images: pa.Array, options: ListingOptions) -> None:
     """Refuses pictures of which some have a word of `MASK` in their path, and others none."""
-    masks = images.filter(pc.match_substring_regex(images, MASK)).to_pylist()
-    if 0 < len(masks) < len(images):
-        words = sorted({re.search(MASK, name)[1].lower() for name in masks})  # type: ignore[index]
-        pattern = rf"(?i)(^|[^a-z])({'|'.join(map(re.escape, words))})([^a-z]|$)"
-        raise errors.UserError(
-            f"{counted(len(masks), 'file')}, such as {printable(masks[0])}, may be masks or "
-            f"labels of others; leave them out with --exclude_regex {shlex.quote(pattern)}, or "
-            "say with --include_regex . that all are images of a class"
-        )
+    is_mask = pc.match_substring_regex(images, MASK)
+    masks = images.filter(is_mask).to_pylist()
+    if not 0 < len(masks) < len(images):
+        return
+    words = sorted({re.search(MASK, name)[1].lower() for name in masks})  # type: ignore[index]
+    pattern = rf"(?i)(^|[^a-z])({'|'.join(map(re.escape, words))})([^a-z]|$)"
+    text = (
+        f"{counted(len(masks), 'file')}, such as {printable(masks[0])}, may be masks or labels of "
+        f"others; leave them out with --exclude_regex {shlex.quote(pattern)}, or say with "
+        "--include_regex . that all are images of a class"
+    )
+    others = images.filter(pc.invert(is_mask)).to_pylist()
+    try:
+        _tree(collections.Counter(map(posixpath.dirname, others)), options)
+    except errors.UserError as error:
+        text = f"{text}. Of the others, {error}"
+    raise errors.UserError(text)

@@ -50,7 +50,7 @@ REFUSED = [
     ("{train,plane}/1.png", "--layout class", "train plane -", "train train -"),
     ("{A,B}/{1..9}.png\nc.png", f"{EXCLUDE} '^[^/]*$'", "train A -", "train B -"),
     ("i/{A,B}/1.png\ni/A/x/1.png", f"{EXCLUDE} '^i/[^/]*/[^/]*/[^/]*$'", "train A -", "train B -"),
-    ("{A,B}/{1.png,1_masks.png}", MASKS, "train A -", "train B -"),
+    ("{A,B}/{images,masks}/1.png", f"{MASKS} --layout class", "train A -", "train B -"),
     ("{A,B}/1.png\nAnnotated masks/1.png", MASKS, "train A -", "train B -"),
     ("{mask,none}/1.png", "--include_regex .", "train mask -", "train none -"),
     ("a/train/{A,B}/{1..9}.png\nb/train/{C,D}/{1..12}.png", f"{EXCLUDE} '^(a)/'", "train C -",

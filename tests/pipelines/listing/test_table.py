@@ -114,28 +114,16 @@ def test_a_cell_that_cannot_be_is_refused(tmp_path, change, message):
     assert column(read(named, classes=("wet; active",)), "label") == ["wet; active"]
 
 
-CHEXPERT = [
-    {"path": "scan0.png", "Edema": "1.0", "Mass": "0.0"},
-    {"path": "scan1.png", "Edema": "", "Mass": "1.0"},
-    {"path": "scan2.png", "Edema": "0.0", "Mass": "-1.0"},
-    {"path": "scan3.png", "Edema": "0.0", "Mass": "0.0"},
-]
-
-
-@pytest.mark.parametrize(("unknown", "wanted", "ignored"), [
-    ("negative", ["Edema", "Mass", "none", "none"], 0), ("drop", ["Edema", "none"], 2)
-])  # fmt: skip
-def test_one_flag_says_what_a_blank_and_a_minus_one_are(tmp_path, unknown, wanted, ignored):
-    path, flags = table_in(tmp_path / "a.csv", CHEXPERT), {"label_columns": ("Edema", "Mass")}
-    listing = list_files(drawn("scan{0..3}.png"), labels=path, unknown_labels=unknown, **flags)
-    assert listing.table["label"].to_pylist() == wanted
-    assert listing.ledger.ignored.get("unknown_label", 0) == ignored
+def test_columns_of_0_and_1_are_several_labels_and_all_else_is_refused(tmp_path):
+    rows = [{"path": f"scan{k}.png", "Edema": f"{k % 2}.0", "Mass": k // 2} for k in range(4)]
+    path, flags = tmp_path / "a.csv", {"label_columns": ("Edema", "Mass")}
+    listing = list_files(drawn("scan{0..3}.png"), labels=table_in(path, rows), **flags)
+    assert listing.table["label"].to_pylist() == ["none", "Edema", "Mass", "Edema|Mass"]
     assert listing.label_names == ("Edema", "Mass")
-    with pytest.raises(errors.UserError, match=r"Edema 1, Mass 1\b.*--unknown_labels"):
-        read(path, **flags)
-    table_in(path, [CHEXPERT[0], {**CHEXPERT[0], "Edema": "x"}])
-    with pytest.raises(errors.UserError, match="row 2 has 'x' in the column Edema"):
-        read(path, **flags)
+    for cell in ("", "-1.0", "x"):
+        table_in(path, [rows[0], rows[1] | {"Edema": cell}])
+        with pytest.raises(errors.UserError, match=r"row 2 .* in the column Edema; .*fillna\(0\)"):
+            read(path, **flags)
 
 
 def test_columns_may_have_other_names_and_some_are_left_out(tmp_path):
@@ -194,6 +182,7 @@ def test_a_path_is_that_of_a_file_or_the_end_of_one_with_or_without_its_ending(
     [
         ("train/p{1..1100}/1.png", ["1.png", "p1/1.png"], "1,100 files such as 'train/p1/1.png'"),
         ("a/1.png\na/1.jpg", ["a/1"], "2 files such as 'a/1.png' and 'a/1.jpg'"),
+        ("CNV/{1..2}.png", ["C:/oct/CNV/1.PNG"], r"removeprefix\('C:/oct/'\)"),
         ("CNV/{1..2}.png", ["x.png", "test/1.png"], "row 2, 'test/1.png': no file"),
     ],
 )
