@@ -63,7 +63,7 @@ def say(*lines: str) -> None:
 
 def print_not_waiting(output: str, *, is_replacing: bool) -> None:
     """Prints that the job goes on without this process."""
-    sign = ".waiting in {} is gone" if is_replacing else "{} has a manifest.json"
+    sign = ".scan-tfrecords in {} is gone" if is_replacing else "{} has a manifest.json"
     print(f"not waiting for the job; when it is done, {sign.format(output)}")
 
 

@@ -224,7 +224,8 @@ def take_place(storage: Folder) -> None:
 
     Of the files that are there, only those that its manifest or plan lists are removed.
     """
-    replace.take(storage, _OWN_FILES, _files_of_dataset(storage))
+    replace.promise(storage, old=_files_of_dataset(storage))
+    replace.complete(storage, _OWN_FILES)
 
 
 def finish_replacing(storage: Folder) -> None:

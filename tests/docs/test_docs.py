@@ -40,6 +40,7 @@ OF_THE_SYSTEM = {
     "ensurepip is not available",
     "No space left on device",
     "Bus error",
+    "certificate",
 }
 #: Languages of blocks that are text, not code.
 TEXT = {"text", "json"}

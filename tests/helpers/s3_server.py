@@ -30,7 +30,7 @@ class S3Server:
         fault: of all that follow.
     """
 
-    def __init__(self, ssl_context: object = None) -> None:
+    def __init__(self) -> None:
         import boto3
         from moto.server import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import make_server
@@ -39,17 +39,14 @@ class S3Server:
         self._woken = threading.Event()
         self.bytes_sent, self.written = 0, []
         self.faults, self.fault = deque(), ""
-        self.http = make_server(
-            "127.0.0.1", 0, self._answer, threaded=True, ssl_context=ssl_context
-        )
-        self.endpoint = f"http{'s' if ssl_context else ''}://127.0.0.1:{self.http.port}"
+        self.http = make_server("127.0.0.1", 0, self._answer, threaded=True)
+        self.endpoint = f"http://127.0.0.1:{self.http.port}"
         self.client = boto3.client(
             "s3",
             endpoint_url=self.endpoint,
             aws_access_key_id=KEY_ID,
             aws_secret_access_key=SECRET_KEY,
             region_name="us-east-1",
-            verify=not ssl_context,
         )
 
     @property
@@ -132,12 +129,12 @@ class S3Server:
 
 
 @contextlib.contextmanager
-def running_s3(ssl_context: object = None) -> Iterator[S3Server]:
+def running_s3() -> Iterator[S3Server]:
     """Runs the server in threads of this process, on loopback."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It logs every request.
     # A machine's own proxy and credentials are no part of the test; nor do settings outlive it.
     with mock.patch.dict(os.environ, {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}):
-        server = S3Server(ssl_context)
+        server = S3Server()
         thread = threading.Thread(target=server.http.serve_forever, args=(0.02,))
         thread.start()
         try:
@@ -151,6 +148,11 @@ def running_s3(ssl_context: object = None) -> Iterator[S3Server]:
             remote.forget_stores()
 
 
+def gcs_variables(server: S3Server) -> dict[str, str]:
+    """Returns the environment with which a server is Google's."""
+    return {"GOOGLE_BASE_URL": server.endpoint, "GOOGLE_BEARER_TOKEN": "emulator"}
+
+
 @contextlib.contextmanager
 def running_gcs() -> Iterator[S3Server]:
     """Runs Google Cloud Storage on loopback: its XML API, as far as it is that of S3.
@@ -160,7 +162,7 @@ def running_gcs() -> Iterator[S3Server]:
     """
     with (
         running_s3() as server,
-        mock.patch.dict(os.environ, {"STORAGE_EMULATOR_HOST": server.endpoint}),
+        mock.patch.dict(os.environ, gcs_variables(server)),
     ):
         remote.forget_stores()
         yield server

@@ -1,4 +1,4 @@
-"""Files in buckets by their URL: reads ranges, lists folders and uploads; obstore does the rest.
+"""Files in buckets by their URL, by obstore; ours are checks of versions and lengths, and patience.
 
 The threads of obstore do not survive a fork, so each process opens a store when it first uses it.
 """
@@ -19,14 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import IO, Any, ParamSpec, TypeVar
 
 import obstore
 from obstore import exceptions
 from obstore import store as obstores
 
-from tfrecord_io.stores import credentials
 from tfrecord_io.terminal.address import is_remote
 from tfrecord_io.terminal.errors import StoreError, UserError
 
@@ -53,9 +52,9 @@ _opened_by = 0
 
 
 class RangeFile(io.RawIOBase):
-    """A seekable file of which exactly the bytes of each read are fetched.
+    """A seekable file of `size` bytes from `start` on, of which exactly what is read is fetched.
 
-    A read raises what `read_at` raises, which is given the place and number of bytes that exist.
+    `read_at` is given the place and number of bytes that exist; a read raises what it raises.
     """
 
     #: Libraries ask a buffered file for its name; this one has none.
@@ -64,22 +63,15 @@ class RangeFile(io.RawIOBase):
     def __init__(
         self, read_at: Callable[[int, int], bytes | memoryview], size: int, start: int = 0
     ) -> None:
-        """Makes a file of `size` bytes, from `start` on of what `read_at` reads."""
-        self._read_at = read_at
-        self._size = size
-        self._start = start
-        self._position = 0
+        self._read_at, self._size, self._start, self._position = read_at, size, start, 0
 
     def readable(self) -> bool:
-        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """Returns True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Sets the position; see `io.IOBase.seek`."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         if base + offset < 0:
             raise OSError(f"cannot seek to {base + offset}")
@@ -87,7 +79,6 @@ class RangeFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Reads bytes into a buffer; see `io.RawIOBase.readinto`."""
         length = min(len(buffer), max(self._size - self._position, 0))
         if length:
             buffer[:length] = self._read_at(self._start + self._position, length)
@@ -95,7 +86,7 @@ class RangeFile(io.RawIOBase):
         return length
 
     def readall(self) -> bytes:
-        """Returns all bytes that are left, in one read."""
+        # In one request; the base class makes one for each few kilobytes.
         return self.read(max(self._size - self._position, 0)) or b""
 
 
@@ -109,6 +100,12 @@ class StoredFile:
     url: str
     size: int
     mark: str = ""
+
+    @classmethod
+    def of(cls, url: str, meta: Any) -> StoredFile:
+        """Makes one of what obstore says of an object."""
+        # In a listing, Azure gives the ETag without quotes; elsewhere it has quotes.
+        return cls(url, meta["size"], (meta["e_tag"] or "").strip('"'))
 
     @property
     def version(self) -> int:
@@ -174,7 +171,7 @@ def describe(url: str) -> StoredFile:
     """
     store, path = _open(url)
     with _clear_errors(url):
-        return _described(url, obstore.head(store, path))
+        return StoredFile.of(url, obstore.head(store, path))
 
 
 def read_once(url: str, start: int, length: int, mark: str = "") -> bytes | memoryview:
@@ -214,7 +211,7 @@ def read_version(
     store, path = _open(url)
     with _clear_errors(url):
         answer = obstore.get(store, path)
-        file = _described(url, answer.meta)
+        file = StoredFile.of(url, answer.meta)
         # Before the content is fetched: another version may be large.
         if size not in (None, file.size) or version not in (None, file.version):
             raise _changed(url)
@@ -289,7 +286,7 @@ def list_files(folder: str, *, recursive: bool) -> list[StoredFile]:
     if not all(meta["size"] for meta in metas):
         folders.update(str(part) for meta in metas for part in PurePath(meta["path"]).parents)
     return [
-        _described(f"{root}/{meta['path']}", meta)
+        StoredFile.of(f"{root}/{meta['path']}", meta)
         for meta in metas
         if meta["size"] or meta["path"] not in folders
     ]
@@ -344,24 +341,40 @@ def _store(root: str, max_retries: int) -> Any:
         "read_timeout": f"{SILENT_SECONDS}s",
         "timeout": "24h",  # for a whole answer, such as a large file over a slow line
     }
-    for variable in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
-        if file := os.environ.get(variable):
-            client_options["root_certificate"] = Path(file).read_bytes()
-            break
-    settings = credentials.settings(root.partition("://")[0])
     limit = datetime.timedelta(seconds=RETRY_SECONDS)
     retry: Any = {"max_retries": max_retries, "retry_timeout": limit}
     try:
         return obstores.from_url(
-            root, client_options=client_options, retry_config=retry, **settings
+            root,
+            client_options=client_options,
+            retry_config=retry,
+            credential_provider=_credentials(root.partition("://")[0]),
         )
-    except (exceptions.BaseError, ValueError) as error:
+    except Exception as error:  # of obstore, or of boto3 for a profile that does not exist
         raise UserError(f"cannot use {root}: {_reason(error)}") from None
 
 
-def _described(url: str, meta: Any) -> StoredFile:
-    # In a listing, Azure gives the ETag without quotes; elsewhere it has quotes.
-    return StoredFile(url, meta["size"], (meta["e_tag"] or "").strip('"'))
+def _credentials(scheme: str) -> Any:
+    """Returns what provides credentials that obstore does not find itself; None if nothing does.
+
+    boto3 reads the files of the AWS tools, and google-auth all kinds of Google's.
+    """
+    if scheme == "s3" and not os.environ.keys() & {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"}:
+        with contextlib.suppress(ImportError, ValueError):  # not installed, or without credentials
+            import boto3
+            from obstore.auth.boto3 import Boto3CredentialProvider
+
+            return Boto3CredentialProvider(boto3.Session(region_name=os.environ.get("AWS_REGION")))
+    if scheme == "gs" and "GOOGLE_BEARER_TOKEN" not in os.environ:
+        with contextlib.suppress(ImportError):
+            import google.auth
+            from google.auth.exceptions import DefaultCredentialsError
+            from obstore.auth.google import GoogleCredentialProvider
+
+            scope = "https://www.googleapis.com/auth/devstorage.read_write"
+            with contextlib.suppress(DefaultCredentialsError):
+                return GoogleCredentialProvider(google.auth.default([scope])[0])
+    return None
 
 
 def _changed(url: str) -> StoreError:

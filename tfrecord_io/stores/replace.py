@@ -5,7 +5,7 @@ the folder: those that wait go to their places, and all other files that the too
 removed. Without a list, what waits is not the content. So one file decides, which appears or goes
 at once, and `complete` does the rest, also for a process that was killed in between.
 
-New content waits until it is whole (`waiting`, `take`): a dataset, and the first checkpoint of a
+New content waits until it is whole (`waiting`, `promise`): a dataset, and the first checkpoint of a
 run on a store. A run on a disk writes to its final place from the start, so its old content waits
 (`set_aside`, `forget`).
 """
@@ -20,10 +20,10 @@ from collections.abc import Collection
 from pathlib import Path, PurePath
 
 from tfrecord_io.stores.files import sync_folder
-from tfrecord_io.stores.folder import BUILD_DIR, Folder
-from tfrecord_io.terminal.errors import UserError
+from tfrecord_io.stores.folder import Folder
 
-_FOLDER, _LIST = ".waiting", "list.json"
+# The tool's own name, because what is in the folder is removed.
+_FOLDER, _LIST = ".scan-tfrecords", "list.json"
 #: Files that promise that the others are there, so they go first and come last.
 _PROOFS = ("manifest.json", "metrics.json")
 
@@ -52,23 +52,15 @@ def promise(
     `old` are the names of the files that they replace; by default all that `own` matches.
     """
     aside = beside(folder)
-    content = {
-        "new": aside.tree() if names is None else sorted(names),
-        "old": None if old is None else sorted(old),
-    }
+    new = aside.tree() if names is None else sorted(names)
+    content = {"new": new, "old": None if old is None else sorted(old)}
     aside.write(_LIST, json.dumps(content).encode())
     aside.sync_names()  # before anything else changes
 
 
-def take(folder: Folder, own: re.Pattern[str], old: Collection[str] | None = None) -> None:
-    """Replaces the old files by those that wait, see `promise`."""
-    promise(folder, old=old)
-    complete(folder, own)
-
-
 def set_aside(folder: Folder, own: re.Pattern[str]) -> None:
     """Has the files whose names match `own` wait; `complete` brings them back."""
-    aside, names = waiting(folder), _own_names(folder, own)
+    aside, names = waiting(folder), list(filter(own.fullmatch, folder.tree()))
     promise(folder, names)
     folder.move(names, aside)
     _prune(folder, names)
@@ -76,35 +68,21 @@ def set_aside(folder: Folder, own: re.Pattern[str]) -> None:
 
 def forget(folder: Folder) -> bool:
     """Removes what waits; returns whether there was something that `complete` would have used."""
-    aside = beside(folder)
-    if not aside.exists(_LIST):
-        return False
-    aside.delete([_LIST])
-    drop(folder)
-    return True
+    if is_there := is_under_way(folder):
+        beside(folder).delete([_LIST])
+        drop(folder)
+    return is_there
 
 
 def complete(folder: Folder, own: re.Pattern[str]) -> None:
-    """Completes what a process has begun with a list, see above; may be repeated at any time.
-
-    Raises:
-        UserError: if a user keeps something of his own where content waits, or the list of what
-            waits is damaged.
-    """
-    aside = beside(folder)
-    _require_own(aside, own)
-    if not aside.exists(_LIST):
+    """Completes what a process has begun with a list, see above; may be repeated at any time."""
+    if not is_under_way(folder):
         return
-    try:
-        content = json.loads(aside.read(_LIST))
-        listed, old = set(content["new"]), content["old"]
-    except (ValueError, TypeError, KeyError):
-        raise UserError(
-            f"{aside.path(_LIST)} is damaged, so it is not known which files in {folder.root} are "
-            f"to be replaced; move the folder {aside.root} away, and run the command again"
-        ) from None
-    old = _own_names(folder, own) if old is None else old
-    gone = set(folder.tree()).intersection(old) - listed
+    aside = beside(folder)
+    content = json.loads(aside.read(_LIST))
+    listed, names = set(content["new"]), folder.tree()
+    old = filter(own.fullmatch, names) if content["old"] is None else content["old"]
+    gone = set(names).intersection(old) - listed
     coming = sorted(listed.intersection(aside.tree()))
     folder.delete(name for name in gone.union(coming) if name.endswith(_PROOFS))
     aside.move([name for name in coming if not name.endswith(_PROOFS)], folder)
@@ -133,24 +111,6 @@ def drop(folder: Folder) -> None:
 def is_under_way(folder: Folder) -> bool:
     """Returns whether a process has begun with a list, see above, and `complete` is still to do."""
     return beside(folder).exists(_LIST)
-
-
-def _require_own(aside: Folder, own: re.Pattern[str]) -> None:
-    path = Path(aside.root)
-    if aside.remote or not (path.exists() or path.is_symlink()):
-        return
-    is_own = path.is_dir() and not path.is_symlink()
-    for name in aside.tree() if is_own else []:
-        is_own &= name == _LIST or name.startswith(f"{BUILD_DIR}/") or bool(own.fullmatch(name))
-    if not is_own:
-        raise UserError(
-            f"{path} holds files of yours, but what is there is removed when a dataset or a run is "
-            "replaced; give it another name"
-        )
-
-
-def _own_names(folder: Folder, own: re.Pattern[str]) -> list[str]:
-    return [name for name in folder.tree() if own.fullmatch(name)]
 
 
 def _prune(folder: Folder, names: Collection[str]) -> None:

@@ -128,7 +128,9 @@ def replacement(scans, tmp_path_factory):
 
 def without_waiting(output):
     """Returns the files of a folder, without those of a dataset that is to replace it."""
-    return {n: text for n, text in files_of(output).items() if not n.startswith((".w", BUILD_DIR))}
+    return {
+        n: text for n, text in files_of(output).items() if not n.startswith((".scan", BUILD_DIR))
+    }
 
 
 def test_a_dataset_and_nothing_else_is_replaced_when_the_new_one_is_finished(
@@ -140,7 +142,7 @@ def test_a_dataset_and_nothing_else_is_replaced_when_the_new_one_is_finished(
     with prepare(scans, output, *OTHER) as job:
         write_all(job)
         assert without_waiting(output) == before
-        with pytest.raises(errors.BuildError, match=r"\.waiting/manifest\.json is missing"):
+        with pytest.raises(errors.BuildError, match=r"\.scan-tfrecords/manifest\.json is missing"):
             require_finished(job.build)
         for _ in range(2):  # an engine may repeat the last step
             finish_dataset(job.build)
@@ -157,7 +159,7 @@ def test_what_only_decoding_shows_leaves_the_dataset_and_a_build_that_resumes(
     assert run_build_here(damaged_scans, output, *OTHER, "--max_reject_fraction=0") == 1
     assert f"What {output} held is as it was" in capsys.readouterr().err
     assert without_waiting(output) == before
-    written = marks_of(output / ".waiting")
+    written = marks_of(output / ".scan-tfrecords")
     build_here(damaged_scans, output, *OTHER, "--max_reject_fraction=1")
     assert written == marks_of(output)
 
@@ -166,7 +168,9 @@ def test_what_only_decoding_shows_leaves_the_dataset_and_a_build_that_resumes(
 def test_whatever_is_refused_leaves_the_dataset_as_it_was(scans, tmp_path, s3, place):
     def found():
         files = files_of(tmp_path / "out") if place == "disk" else s3.read("out/")
-        return {name: text for name, text in files.items() if not name.startswith(".waiting/")}
+        return {
+            name: text for name, text in files.items() if not name.startswith(".scan-tfrecords/")
+        }
 
     output = str(tmp_path / "out") if place == "disk" else ON_STORE
     one = next(scans.rglob("*.jpeg")).relative_to(scans)
@@ -178,7 +182,7 @@ def test_whatever_is_refused_leaves_the_dataset_as_it_was(scans, tmp_path, s3, p
     for flag in ("--window=40,400", "--keep_split=valid", labels, "--classes=AMD,CNV"):
         assert run_build_here(scans, output, "--overwrite", flag), flag
         assert found() == before, flag
-    with pytest.raises(errors.RefusedError, match=r"See \S+\.waiting/rejects\.csv"):
+    with pytest.raises(errors.RefusedError, match=r"See \S+\.scan-tfrecords/rejects\.csv"):
         build_here(scans, output, "--overwrite", labels)
     assert len(before) > 8
     assert found() == before
@@ -194,14 +198,6 @@ def test_a_refusal_leaves_the_shards_of_a_replacement_that_was_killed(scans, out
         assert files_of(output) == before
     with prepare(scans, output, *OTHER) as job:
         assert not job.todo
-
-
-def test_a_replacement_whose_list_is_damaged_is_refused(scans, complete, output):
-    for content in (b"", b"[]", b'{"new": 3}'):
-        write_tree(output, {".waiting/list.json": content})
-        with pytest.raises(errors.UserError, match=r"list\.json is damaged"):
-            build_here(scans, output, *OTHER)
-        assert without_waiting(output) == files_of(complete)
 
 
 def test_a_build_that_is_killed_while_it_replaces_leaves_the_old_or_the_new(
@@ -233,9 +229,9 @@ def test_on_a_store_the_dataset_stays_until_the_new_one_is_finished(scans, repla
     before = s3.read("out/")
     with prepare(scans, ON_STORE, *OTHER) as job:
         write_all(job)
-        waiting = s3.read("out/.waiting/")
+        waiting = s3.read("out/.scan-tfrecords/")
         assert len(waiting) > 8
-        assert s3.read("out/") == before | {f".waiting/{n}": waiting[n] for n in waiting}
+        assert s3.read("out/") == before | {f".scan-tfrecords/{n}": waiting[n] for n in waiting}
         finish_dataset(job.build)
     assert s3.read("out/") == replacement
 

@@ -1,14 +1,13 @@
 """Ranges, listings and uploads on S3 and Google Cloud Storage."""
 
+import contextlib
+import json
 import os
 import re
-import shutil
-import ssl
-import subprocess
-from unittest import mock
 
 import pytest
-from s3_server import BUCKET, running_s3
+from image_files import write_tree
+from s3_server import BUCKET, KEY_ID, SECRET_KEY, gcs_variables
 
 from tfrecord_io.stores import remote
 from tfrecord_io.terminal.errors import StoreError, UserError
@@ -21,7 +20,8 @@ ODD_NAME = "a [1] *?+%20&=#é~.jpeg"
 @pytest.fixture
 def gs(s3, monkeypatch):
     """As `s3_server.running_gcs` says, without a server of its own."""
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", s3.endpoint)
+    for name, value in gcs_variables(s3).items():
+        monkeypatch.setenv(name, value)
     remote.forget_stores()
 
 
@@ -163,15 +163,53 @@ def test_a_bucket_that_is_not_there_is_a_clear_error(s3):
         remote.delete([f"s3://{BUCKET}/kept"])
 
 
-def test_settings_and_stores_that_cannot_be_used_are_clear_errors(s3, impatient, monkeypatch):
-    for address, error, message in (
-        ("http://127.0.0.1:9", StoreError, r"cannot use s3://b/file: .*127\.0\.0\.1:9"),
-        ("no-url", UserError, "AWS_ENDPOINT_URL_S3 must start with http"),
-    ):
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)
-        remote.forget_stores()
-        with pytest.raises(error, match=message):
-            remote.read("s3://b/file", 0, 1)
+def without_settings(monkeypatch, home, **variables):
+    """Leaves the settings of no store but some variables, and another home."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in {"HOME": str(home), **variables}.items():
+        monkeypatch.setenv(name, value)
+    remote.forget_stores()
+
+
+@pytest.mark.parametrize(
+    ("variables", "error", "message"),
+    [
+        ({"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9", "AWS_SKIP_SIGNATURE": "true"},
+         StoreError, r"cannot use s3://b/f: .*127\.0\.0\.1:9"),
+        ({"AWS_PROFILE": "nobody"}, UserError, "cannot use s3://b: .*nobody"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_used_are_clear_errors(
+    impatient, monkeypatch, tmp_path, variables, error, message
+):
+    without_settings(monkeypatch, tmp_path, **variables)
+    with pytest.raises(error, match=message):
+        remote.read("s3://b/f", 0, 1)
+
+
+@pytest.mark.parametrize("profile", ["default", "clinic"])
+def test_keys_in_the_files_of_the_aws_tools_are_found(s3, tmp_path, monkeypatch, profile):
+    keys = f"aws_access_key_id = {KEY_ID}\naws_secret_access_key = {SECRET_KEY}\n"
+    write_tree(tmp_path, {".aws/credentials": f"[{profile}]\n{keys}".encode()})
+    settings = {"AWS_ENDPOINT_URL_S3": s3.endpoint, "AWS_PROFILE": profile}
+    without_settings(monkeypatch, tmp_path, **settings)
+    write(f"s3://{BUCKET}/file", b"signed")
+    assert remote.read_file(f"s3://{BUCKET}/file") == b"signed"
+
+
+@pytest.mark.slow
+def test_the_file_of_googles_tools_is_used(tmp_path, monkeypatch):
+    pytest.importorskip("google.auth", reason="needs pip install 'apache-beam[gcp]'")
+    keys = {"type": "authorized_user", "client_id": "a", "client_secret": "b", "refresh_token": "c"}
+    place = ".config/gcloud/application_default_credentials.json"
+    write_tree(tmp_path, {place: json.dumps(keys).encode()})
+    without_settings(monkeypatch, tmp_path, NO_GCE_CHECK="true")
+    opened = []
+    monkeypatch.setattr(remote.obstores, "from_url", lambda root, **given: opened.append(given))
+    with contextlib.suppress(StoreError):  # there is no store
+        remote.list_files("gs://bucket/a", recursive=True)
+    assert opened[0]["credential_provider"].credentials.refresh_token == "c"
 
 
 def test_a_process_that_was_forked_after_a_store_was_opened_is_printed_so_instead_of_waiting(
@@ -198,26 +236,3 @@ def test_a_server_that_fails_is_a_clear_error_in_time(s3, impatient, fault, mess
         pytest.raises(StoreError, match=f"cannot (use|read) {url}: .*{message}"),
     ):
         remote.read(url, 5, 100)
-
-
-@pytest.mark.filterwarnings("ignore:Unverified HTTPS")  # of the test's own client
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-def test_only_a_server_whom_an_authority_vouches_for_is_read(tmp_path, impatient, monkeypatch):
-    for variable in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
-        monkeypatch.delenv(variable, raising=False)
-    certificate = tmp_path / "cert.pem", tmp_path / "key.pem"  # vouches for itself
-    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=store"
-    more = "-addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE"
-    files = ["-out", certificate[0], "-keyout", certificate[1]]
-    subprocess.run(["openssl", *words.split(), *more.split(), *files], check=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    url = f"s3://{BUCKET}/a.zip"
-    with running_s3(context) as server, mock.patch.dict(os.environ, server.environment):
-        remote.forget_stores()
-        with pytest.raises(StoreError, match="cannot use s3://"):
-            write(url, CONTENT)
-        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate[0]))
-        remote.forget_stores()
-        write(url, CONTENT)
-        assert remote.read(url, 0, 9) == CONTENT[:9]

@@ -10,7 +10,7 @@ from s3_server import BUCKET
 
 from tfrecord_io.stores import replace
 from tfrecord_io.stores.folder import Folder
-from tfrecord_io.terminal.errors import StoreError, UserError
+from tfrecord_io.terminal.errors import StoreError
 
 OWN = re.compile(r"(sub/)?[a-z]+\.json")
 OLD = {"manifest.json": b"old", "metrics.json": b"old", "sub/deep.json": b"old"}
@@ -25,7 +25,8 @@ def by_waiting(folder):
         if not folder.remote:
             Path(aside.path(name)).parent.mkdir(exist_ok=True)
         aside.write(name, content)
-    replace.take(folder, OWN)
+    replace.promise(folder)
+    replace.complete(folder, OWN)
 
 
 def by_moving(folder):
@@ -53,22 +54,6 @@ def test_a_kill_anywhere_leaves_the_old_or_the_new_and_what_the_tool_did_not_wri
     assert {True, False} == {found == OLD | MINE for found in left}
     assert all(found in (OLD | MINE, NEW | MINE) for found in left)
     assert left[-1] == NEW | MINE
-
-
-@pytest.mark.parametrize("kind", ["folder", "file", "link"])
-def test_what_a_user_keeps_under_the_name_of_the_folder_that_waits_is_refused(kind, tmp_path):
-    run, mine = write_tree(tmp_path / "run", OLD), write_tree(tmp_path / "mine", MINE)
-    place = run / ".waiting"
-    if kind == "file":
-        place.write_bytes(b"mine")
-    elif kind == "folder":
-        mine.rename(place)
-    else:
-        place.symlink_to(mine)
-    before = files_of(tmp_path)
-    with pytest.raises(UserError, match="holds files of yours"):
-        replace.settle(Folder(run), OWN)
-    assert files_of(tmp_path) == before
 
 
 def test_on_a_store_a_failure_anywhere_leaves_the_old_or_the_new(s3):
