@@ -174,11 +174,6 @@ class Manifest:
         )
 
     @property
-    def format_version(self) -> int:
-        """The oldest version of the format that can describe this dataset."""
-        return self.label_kind.format_version
-
-    @property
     def has_codes(self) -> bool:
         """Whether codes stand for the names of files and patients, see `--anonymize`."""
         return bool(self.options.get("anonymize"))
@@ -240,17 +235,14 @@ class Manifest:
     def _record(self) -> dict[str, Any]:
         """What the file says of the layout, for readers that do not compute it."""
         slots = sorted(self.layout.features.items())
-        return {
-            "stride": self.layout.stride,
-            "length": self.layout.length,
-            "features": {name: dataclasses.asdict(slot) for name, slot in slots},
-        }
+        features = {name: dataclasses.asdict(slot) for name, slot in slots}
+        return {"stride": self.layout.stride, "length": self.layout.length, "features": features}
 
     def to_json(self) -> str:
         """Returns the manifest as JSON text; equal manifests give equal bytes."""
         sums = self.statistics and {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
         content = {
-            "format_version": self.format_version,
+            "format_version": self.label_kind.format_version,
             "name": self.name,
             "image": {"shape": list(self.image_shape), "dtype": "uint8"},
             **self.label_kind.entry,
@@ -330,10 +322,8 @@ class Manifest:
             )
         made = Preprocessing.from_dict(self.preprocessing) if self.preprocessing else None
         if made and made.image_shape != self.image_shape:
-            raise ManifestError(
-                f"expected images of shape {self.image_shape}, but its preprocessing makes "
-                f"{made.image_shape}; build the dataset again"
-            )
+            found = f"but its preprocessing makes {made.image_shape}; build the dataset again"
+            raise ManifestError(f"expected images of shape {self.image_shape}, {found}")
         audit: dict[str, Any] = {"measures": {}, "findings": [], **self.audit}
         check_types(audit, {"measures": {}, "findings": [{}]}, "audit")
         names = [("dataset", self.name), *(("split", name) for name in self.splits)]
@@ -358,10 +348,8 @@ class Manifest:
             expected = STATISTICS_SPLIT, num_pixels, channels
             received = content["statistics"]["split"], found.num_pixels, len(found.sums)
             if received != expected:
-                raise ManifestError(
-                    f"expected statistics of (split, pixels, channels) {expected}, received "
-                    f"{received}"
-                )
+                what = "statistics of (split, pixels, channels)"
+                raise ManifestError(f"expected {what} {expected}, received {received}")
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Manifest:
@@ -383,9 +371,9 @@ class Manifest:
 
 
 def _why_missing(folder: Folder) -> str:
+    names = () if folder.remote else folder.names()
     if not folder.remote and not Path(folder).is_dir():
         return "the folder does not exist"
-    names = () if folder.remote else folder.names()
     if "export" in names:
         return "this is a run, not a dataset; give the folder of a finished dataset"
     if names and not any(name == BUILD_DIR or name.endswith(".tfrecord") for name in names):
@@ -393,22 +381,15 @@ def _why_missing(folder: Folder) -> str:
             "this is a folder of images, not of a dataset; build it first: "
             f"{command('build')} --input {shlex.quote(str(folder))} --output OUT"
         )
-    if replace.is_under_way(folder):
-        return (
-            "a build with --overwrite is replacing it, or was interrupted; wait for its end, or "
-            "run the same build command again, with --overwrite, which completes it"
-        )
-    return "the build did not finish; run the same build command again to resume it"
+    is_replaced = replace.is_under_way(folder)
+    overwrite = " (a build with --overwrite was replacing it: with --overwrite)" * is_replaced
+    return f"the build did not finish; run the same build command again to resume it{overwrite}"
 
 
 def check_types(value: Any, expected: Any, place: str) -> None:
-    """Checks that parsed JSON has the expected types, see `_PARTS`, and numbers are at least 0.
+    """Raises a KeyError or TypeError if parsed JSON has other types than `expected`, see `_PARTS`.
 
-    Entries of mappings that are not expected are not checked. `place` is where the value is, such
-    as `splits.train`.
-
-    Raises:
-        KeyError, TypeError: if a value is missing or has another type.
+    Numbers are at least 0; further entries of mappings are not checked. `place` names the value.
     """
     wanted = expected if isinstance(expected, type) else type(expected)
     # The exact type, because a bool is an int too.
@@ -419,7 +400,7 @@ def check_types(value: Any, expected: Any, place: str) -> None:
         kinds = expected if len(expected) > 1 else expected * len(value)
         for number, (element, kind) in enumerate(zip(value, kinds, strict=True)):
             check_types(element, kind, f"{place}[{number}]")
-    elif wanted is dict:
-        for name in value if "*" in expected else expected:
-            kind = expected.get(name, expected.get("*"))
-            check_types(value[name], kind, f"{place}.{name}".lstrip("."))
+    for name in (value if "*" in expected else expected) if wanted is dict else ():
+        check_types(
+            value[name], expected.get(name, expected.get("*")), f"{place}.{name}".lstrip(".")
+        )

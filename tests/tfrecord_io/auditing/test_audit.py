@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import ROOT, build_here, build_of, read_csv, rows_of
-from dataset_factory import bare_manifest, change_column, change_json, cut_shards, write_table
+from dataset_factory import bare_manifest, change_column, cut_shards
 from image_files import (
     encoded,
     grey_pixels,
@@ -247,40 +247,19 @@ def test_a_limit_is_not_kept_where_only_some_pairs_were_compared(flawed, monkeyp
     assert "not all pairs were compared" in capsys.readouterr().out
 
 
-def drop_patients(path):
-    write_table(path, pq.read_table(path).drop_columns("patient"))
-
-
 def with_value(name, value):
     """Returns what writes another value into the first row of a column."""
     return lambda path: change_column(path, name, lambda old: [value, *old[1:]])
-
-
-def with_recipe(**facts):
-    """Returns what changes how the manifest says that files became pixels."""
-
-    def change(path):
-        recipe = Manifest.load(path.parent).preprocessing
-        change_json(path.with_name("manifest.json"), preprocessing={**recipe, **facts})
-
-    return change
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (Path.unlink, "examples.parquet"),
-        (lambda path: path.write_bytes(b"PAR1"), "examples.parquet was changed or is damaged"),
         (lambda path: pq.write_table(pq.read_table(path)[1:], path), "was changed or is damaged"),
-        (drop_patients, "has no column patient"),
         (with_value("split", "holdout"), "the split or label 'holdout'"),
         (with_value("shard", "../beside.tfrecord"), "does not have one row for each of the "),
         (cut_shards, ".tfrecord ends before its record"),
-        (
-            with_recipe(height=None),
-            'manifest.json is damaged: ValueError("preprocessing of another',
-        ),
-        (with_recipe(width=999), "but its preprocessing makes (96, 999, 1)"),
     ],
 )
 def test_a_dataset_that_cannot_be_audited_is_an_error_that_says_why(

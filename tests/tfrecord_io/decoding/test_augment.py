@@ -3,7 +3,6 @@
 import hashlib
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import grey_pixels
@@ -41,15 +40,6 @@ def test_padding_stays_as_it_is_and_the_picture_varies_as_it_does_alone():
         np.testing.assert_array_equal(found[8:32], alone)
 
 
-def test_padding_stays_white_and_black_stays_black():
-    halves = np.zeros((40, 56), np.uint8)
-    halves[:20] = 255
-    for number in range(20):
-        found = vary(str(number), halves.tobytes())
-        assert (found[:8] == 255).all()
-        assert (found[-8:] == 0).all()
-
-
 def test_the_channels_of_a_grey_picture_stay_equal():
     picture = np.repeat(grey_pixels(1, 40, 56)[:, :, None], 3, axis=2)
     found = vary("key", picture.tobytes(), (40, 56, 3))
@@ -67,6 +57,6 @@ def test_any_shape_gives_a_picture_of_that_shape(shape, key):
     assert len(augment.vary((bytes(range(256)) * 2)[:size], shape, f"{key:032x}", box)) == size
 
 
-@pytest.mark.parametrize(("variant", "path"), [(0, "a/b.png"), (2, "a/b.png#variant-2")])
-def test_the_original_keeps_its_path(variant, path):
-    assert augment.variant_path("a/b.png", variant) == path
+def test_the_original_keeps_its_path():
+    assert augment.variant_path("a/b.png", 0) == "a/b.png"
+    assert augment.variant_path("a/b.png", 2) == "a/b.png#variant-2"

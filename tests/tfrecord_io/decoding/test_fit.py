@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels
-from PIL import Image, ImageOps
+from PIL import Image
 
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
@@ -58,18 +58,6 @@ def test_a_file_and_a_few_lines_by_hand_give_the_same_pixels(name, channels):
     picture = np.frombuffer(decode_image(data, own, frame).pixels, np.uint8)
     expected = by_hand(picture.reshape(own.image_shape), aspect, 24, 17)
     assert found.pixels == expected.tobytes()
-
-
-def test_square_pixels_are_padded_as_pillow_pads():
-    settings = Preprocessing(height=33, width=47, fit="pad", min_fill=0)
-    for height, width in ((20, 60), (60, 20), (31, 44), (1, 500), (500, 1), (33, 47)):
-        picture = grey_pixels(1, height, width)
-        found = np.frombuffer(decode_image(encoded(picture), settings).pixels, np.uint8)
-        if min(height, width) == 1:  # of which Pillow's function would leave no pixel
-            assert np.count_nonzero(found.reshape(33, 47).any(axis=int(width == 1) ^ 1)) == 1
-            continue
-        expected = ImageOps.pad(Image.fromarray(picture), (47, 33), Image.Resampling.BILINEAR)
-        np.testing.assert_array_equal(found.reshape(33, 47), np.asarray(expected))
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,10 @@
-"""TFDS reads a dataset by its files; the manifest knows its table."""
-
-import shutil
+"""TFDS reads a dataset by its files."""
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from dataset_factory import assert_same, stored
 
-from tfrecord_io.auditing import verify
-from tfrecord_io.format.examples import read_examples
-from tfrecord_io.format.manifest import Manifest, ManifestError
+from tfrecord_io.format.manifest import Manifest
 
 # TFDS 4.9.10 asks protobuf 6 for a field's label, in the way of protobuf 5.
 pytestmark = pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
@@ -35,14 +30,3 @@ def test_tfds_reads_the_same_splits_shards_and_examples_in_the_same_order(built_
         info, lengths = builder.info.splits[name], [shard.num_examples for shard in split.shards]
         assert (info.shard_lengths, info.num_bytes) == (lengths, split.num_bytes)
         assert_same([read_by_tfds(builder, name)], [stored(built_dataset, name)])
-
-
-def test_a_table_that_is_not_the_one_of_the_manifest_is_refused(built_dataset, tmp_path):
-    path = shutil.copytree(built_dataset, tmp_path / "copy") / "examples.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.set_column(5, "patient", table["label"]), path)
-    (finding,) = verify.verify(path.parent)
-    assert finding.startswith(path.name)
-    assert "has SHA-256" in finding
-    with pytest.raises(ManifestError, match="has SHA-256"):
-        read_examples(path.parent)

@@ -57,12 +57,6 @@ def test_the_deviation_of_a_huge_dataset_keeps_its_digits():
     assert found.std[0] == pytest.approx(math.sqrt(many) / (many + 1), rel=1e-12)
 
 
-def test_statistics_of_other_channels_are_not_added():
-    grey, colour = (PixelStatistics.from_images(random_images((1, 2, 2, c))) for c in (1, 3))
-    with pytest.raises(ValueError, match="zip"):
-        _ = grey + colour
-
-
 @pytest.mark.parametrize(
     "change",
     [
