@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from jinja2.filters import do_filesizeformat
 
 from pipelines.listing.refs import RejectedFile
-from tfrecord_io.auditing import shortcuts
 from tfrecord_io.auditing.audit import LIMITS
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader
@@ -20,7 +19,7 @@ from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format.examples import SITE, recounted
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
-from tfrecord_io.pages.pictures import data_url
+from tfrecord_io.pages.page import data_url
 from tfrecord_io.terminal.printing import counted, sentence
 
 # Limits that keep the page within a few megabytes for any dataset.
@@ -83,7 +82,6 @@ def render(
         page.Section("findings", "Findings", [findings]),
         page.Section("classes", f"{dataset.label_kind.plural.capitalize()} and splits", classes),
         page.Section("pictures", "Pictures", _pictures(dataset, examples, images)),
-        shortcuts.section(audit.measures),
         page.Section("files", "What became of every file", [_files(dataset, rejects, dropped)]),
         page.Section("provenance", "Provenance", _provenance(dataset)),
         page.Section("limits", "What this audit cannot see", [limits]),

@@ -26,7 +26,6 @@ from tfrecord_io.auditing.findings import (
     Audit,
     Examined,
     Finding,
-    note,
     problem,
     warning,
 )
@@ -114,7 +113,7 @@ def audit_examples(
 
 
 def _check_classes(examined: Examined) -> Iterator[Finding]:
-    """Yields missing classes, and those whose share differs between splits."""
+    """Yields classes that are missing, the only one, or very many."""
     dataset, kind = examined.classes, examined.kind
     names = dataset.label_names
     counts = {name: np.array(split.label_counts) for name, split in dataset.splits.items()}
@@ -132,16 +131,6 @@ def _check_classes(examined: Examined) -> Iterator[Finding]:
             title = f"{many(len(missing), kind.noun, kind.plural)} missing from {name}"
             detail = f"{listed(missing, 12)}: this split can neither teach nor test them."
             yield warning("class_missing", title, detail, len(missing))
-    sizes = np.maximum(np.bincount(examined.split, minlength=len(counts)), 1)
-    shares = dict(zip(counts, map(np.divide, counts.values(), sizes), strict=True))
-    for name, share in shares.items():
-        train = shares.get("train", share)
-        place = int(np.abs(share - train).argmax())
-        if abs(share[place] - train[place]) > 0.10:
-            title = f"{name} has a different mix of {kind.plural} than train"
-            detail = f"{names[place]} is {share[place]:.0%} of {name} and {train[place]:.0%} of "
-            detail += f"train, so plain accuracy on {name} says little about data mixed like train."
-            yield note("class_shift", title, detail)
 
 
 def _check_blank(examined: Examined) -> Iterator[Finding]:

@@ -23,10 +23,7 @@ Severity = Literal["problem", "warning", "note", "good"]
 #: From the worst to the best, the order in which findings are listed.
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
 
-# Findings that make results doubtful as warnings, too.
-_ALARMING_WARNINGS = ("near_label_conflict", "shortcuts")
-
-# What to do about a finding, for those who read its title alone.
+# What to do about a finding that makes results doubtful, also as a warning.
 _ADVICE = {
     "patient_leak": "results will be too good; build with --splits patient",
     "picture_leak": "results will be too good; audit --output lists copies for build --exclude",
@@ -98,8 +95,7 @@ def alarms(audit: Mapping[str, Any]) -> list[str]:
         "; ".join(filter(None, (f"the dataset's audit says: {finding['title']}", advice)))
         for finding in audit.get("findings", ())
         for advice in [_ADVICE.get(finding["code"])]
-        if finding["severity"] == "problem"
-        or (finding["severity"] == "warning" and finding["code"] in _ALARMING_WARNINGS)
+        if finding["severity"] == "problem" or (finding["severity"] == "warning" and advice)
     ]
 
 

@@ -133,14 +133,8 @@ def check_near(examined: Examined) -> Iterator[Finding]:
         yield note("near_duplicates", "Near duplicates were not looked for", detail)
         return
     across, conflicts = (list(twins.near_across(c)) for c in (examined.split, examined.label))
-    within = [
-        pair
-        for pair in twins.near_across(examined.groups.codes)
-        if len(np.unique(examined.split[twins.copies_of(pair.first, pair.second)])) == 1
-    ]
     examined.measures |= {
         "near_duplicate_pairs": len(across),
-        "near_duplicate_pairs_within_splits": len(within),
         "near_duplicate_label_conflicts": len(conflicts),
         "near_duplicates_complete": twins.complete and not twins.num_unchecked,
     }
@@ -149,9 +143,6 @@ def check_near(examined: Examined) -> Iterator[Finding]:
         (problem, "near_duplicates", across, "across splits",
          "Each is one picture that was saved again, brightened or resized, or one place of an eye "
          f"scanned twice. {_EXCLUDE}"),
-        (warning, "near_duplicates_within", within, "in one split",
-         "Their patients have different names, or none. Folds and intervals keep both together, "
-         "but each counts in training."),
         (warning, "near_label_conflict", conflicts, "under different labels",
          f"Nearly the same picture has different {examined.kind.plural}. Look at both."),
     ):  # fmt: skip

@@ -1,6 +1,6 @@
-"""Measures how well scanners, export settings or padding alone predict the class of an image.
+"""Measures how well facts about the files alone predict the class, such as size or JPEG quality.
 
-For those who must know whether a network could learn these instead of the disease.
+A network could learn these instead of the disease.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,19 +24,11 @@ from tfrecord_io.auditing.findings import (
 )
 from tfrecord_io.format.examples import SITE, encode
 from tfrecord_io.format.groups import Groups
-from tfrecord_io.pages import page
 
 _NUM_FOLDS = 5
 _MAX_CATEGORIES = 30
 _BRIGHTNESS_BINS = 8
 _NUM_RESAMPLES = 200
-
-_ON_SIDE_FACTS = (
-    "Facts about an image other than what it shows, such as its original size or its JPEG "
-    "quantization, the sum of a table: a larger one loses more detail. Where a fact is frequent in "
-    "one class and rare in another, a network can learn it instead of the disease. A simple model "
-    "predicts the class from them; a stronger one may predict more."
-)
 
 # Largest probability that a fact listed as one class's is so by chance, over all its values.
 _CHANCE = 0.05
@@ -275,16 +266,3 @@ def _interval(
     ends = accuracy + factor * (np.quantile(values or [0.0, 1.0], [0.025, 0.975]) - accuracy)
     low, high = np.clip(ends, 0, 1)
     return float(low), float(high)
-
-
-def section(measures: Mapping[str, Any]) -> page.Section:
-    """Returns how well facts about the files predict the class, as a part of the dataset's page."""
-    charts = []
-    if measured := measures.get("shortcuts"):
-        signals = sorted(measured["by_signal"].items(), key=lambda item: -item[1])
-        shown = [("all together", measured["accuracy"]), *signals, ("guessing", measured["chance"])]
-        title = "How often facts about the file alone predict the right class"
-        bars = [(name, value, f"{100 * value:.0f} %") for name, value in shown]
-        charts.append(page.Bars(title, bars))
-    blocks = [_ON_SIDE_FACTS, page.Box(charts, "grid")]
-    return page.Section("side-facts", "Facts about the files", blocks)

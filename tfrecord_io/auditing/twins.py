@@ -22,7 +22,7 @@ from tfrecord_io.format import schema
 from tfrecord_io.format.examples import HASH_LENGTH, encode
 from tfrecord_io.format.groups import believe, group_images
 from tfrecord_io.format.manifest import Manifest
-from tfrecord_io.pages.pictures import picture
+from tfrecord_io.pages.page import picture
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import Folder
 
@@ -66,7 +66,7 @@ class ImageReader:
         self._folder = folder
 
     def read(self, shard: str, row: int) -> Image.Image:
-        """Returns the image of a record, grey or RGB, see `pictures.picture`.
+        """Returns the image of a record, grey or RGB, see `page.picture`.
 
         Raises:
             OSError: if the shard is missing or has no such record.
@@ -147,10 +147,6 @@ class Twins:
         """Returns the rows, in order, of each picture that occurs more than once."""
         return [rows for rows in self._rows if len(rows) > 1]
 
-    def copies_of(self, *rows: int) -> np.ndarray:
-        """Returns the rows with the same pixels as one of `rows`, including these."""
-        return np.concatenate([self._rows[group] for group in self.groups[list(rows)]])
-
     def near_across(self, codes: np.ndarray) -> Iterator[NearPair]:
         """Yields the near pairs that have rows of different codes, as two such rows.
 
@@ -158,7 +154,7 @@ class Twins:
         near duplicate in train are across splits. `codes` is as in `have_different`.
         """
         for pair in self.near:
-            first, second = self.copies_of(pair.first), self.copies_of(pair.second)
+            first, second = (self._rows[group] for group in self.groups[list(pair[:2])])
             pairs = [(first[0], row) for row in second] + [(row, second[0]) for row in first]
             for one, other in pairs:
                 if codes[one] != codes[other]:
@@ -268,21 +264,16 @@ def find_pairs(
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Finds pairs of hashes that differ in at most `MAX_DISTANCE` bits, without comparing all.
 
-    The hashes are sorted 32 times, each time by the bytes from another position on, and each hash
-    is compared with its next neighbours in that order. Close hashes share most bits, so they are
-    neighbours in at least one order, but for crowds of like hashes: these are compared with each
-    other. Time grows as n log n; memory is about 200 bytes per hash. Source of the idea: Charikar
-    2002, "Similarity estimation techniques from rounding algorithms", section 3 (sorted random
-    permutations).
-
-    Args:
-        hashes: uint8 [num_hashes, HASH_LENGTH].
-        max_pairs: number of pairs after which the search stops.
+    The hashes, uint8 [num_hashes, HASH_LENGTH], are sorted 32 times, each time by the bytes from
+    another position on, and each is compared with its next neighbours. Close hashes share most
+    bits, so they are neighbours in at least one order, but for crowds of like hashes: these are
+    compared with each other. Source: Charikar 2002, "Similarity estimation techniques from rounding
+    algorithms", section 3.
 
     Returns:
         int64 [num_pairs, 2], the rows of the pairs in ascending order, the smaller row first; int16
         [num_pairs], in how many bits they differ; and whether the search is complete: it did not
-        stop early, and no crowd was too large.
+        stop after `max_pairs`, and no crowd was too large.
     """
     # uint64 [HASH_LENGTH / 8, num_hashes].
     words = np.ascontiguousarray(np.ascontiguousarray(hashes).view(np.uint64).T)
@@ -364,8 +355,7 @@ def detail(image: Image.Image) -> np.ndarray:
 
 
 def _normalized(values: np.ndarray) -> np.ndarray:
-    length = float(np.linalg.norm(values))
-    return values / length if length > 0 else values
+    return values / (float(np.linalg.norm(values)) or 1.0)
 
 
 def min_similarity(side: int) -> float:

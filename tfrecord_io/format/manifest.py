@@ -62,6 +62,7 @@ _PARTS: Mapping[str, Any] = {
     "fingerprint": str,
     "versions": {"*": str},
 }
+_SUMS = {"split": str, "num_pixels": int, "sums": [int], "sums_of_squares": [int]}
 _AS_THEY_ARE = (
     "preprocessing", "source", "counts", "rejects", "audit", "options", "fingerprint", "versions",
 )  # fmt: skip
@@ -298,6 +299,7 @@ class Manifest:
             name: content[name] for name in ("name", "tables", *_AS_THEY_ARE) if name in content
         }
         if "statistics" in content:
+            check_types(content["statistics"], _SUMS, "statistics")
             facts["statistics"] = PixelStatistics.from_dict(content["statistics"])
         return cls(
             image_shape=(height, width, channels),

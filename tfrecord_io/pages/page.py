@@ -5,13 +5,17 @@ The template escapes all texts; a `Markup` is shown as it is. A text alone is a 
 
 from __future__ import annotations
 
+import base64
 import functools
+import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import markupsafe
+import numpy as np
+from PIL import Image
 
 from tfrecord_io.terminal.printing import number, printable
 
@@ -249,3 +253,17 @@ def with_flags(text: str) -> markupsafe.Markup:
     escaped = str(markupsafe.escape(printable(text)))
     flag = r"(--[a-z_]+(?: (?:patient|drop|keep|fail|auto|pad|\d+))?)"
     return markupsafe.Markup(re.sub(flag, r'<code class="flag">\1</code>', escaped))
+
+
+def picture(image: np.ndarray) -> Image.Image:
+    """Returns an image, uint8 [height, width, 1 or 3], as a grey or RGB picture."""
+    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+
+
+def data_url(image: Image.Image, side: int, kind: str = "JPEG") -> str:
+    """Returns a picture, with no side longer than `side`, as a JPEG or PNG in a URL."""
+    smaller = image.copy()
+    smaller.thumbnail((side, side), Image.Resampling.LANCZOS)
+    with io.BytesIO() as file:
+        smaller.save(file, kind, quality=80, optimize=kind == "PNG")
+        return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

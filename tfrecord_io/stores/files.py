@@ -45,17 +45,13 @@ def atomic_write(
 def open_private(path: str | os.PathLike[str], flags: int) -> int:
     """Opens a file or folder, an `opener` of `open`, and makes it its owner's alone.
 
-    Returns:
-        the descriptor.
-
     Raises:
         OSError: as `os.open` does; or if `path` is a link, or belongs to another user.
     """
-    is_folder = flags & os.O_DIRECTORY
     file = os.open(path, flags | os.O_NOFOLLOW, 0o600)
     try:
         # Whatever the umask was, and also if an earlier version made it. Only the owner may.
-        os.fchmod(file, 0o700 if is_folder else 0o600)
+        os.fchmod(file, 0o700 if flags & os.O_DIRECTORY else 0o600)
     except BaseException:
         os.close(file)
         raise

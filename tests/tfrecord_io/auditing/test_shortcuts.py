@@ -75,11 +75,3 @@ def test_what_only_names_the_patient_is_not_counted_as_telling_the_class():
     # One class or no side fact gives no figure.
     assert measured(table, np.zeros_like(labels)) is None
     assert measured(table.select(["patient"]), labels) is None
-
-
-def test_the_page_has_facts_beside_guessing():
-    found = {"chance": 0.25, "accuracy": 0.5, "by_signal": {"size": 0.2, "border": 0.4}}
-    _, box = shortcuts.section({"shortcuts": found}).blocks
-    assert [(name, value) for name, _, value in box.blocks[0].bars] == [
-        ("all together", "50 %"), ("border", "40 %"), ("size", "20 %"), ("guessing", "25 %"),
-    ]  # fmt: skip

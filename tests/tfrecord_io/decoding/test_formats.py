@@ -16,7 +16,7 @@ from tiff_files import tiff_file
 
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
-from tfrecord_io.decoding.rejects import Reject, what_is
+from tfrecord_io.decoding.rejects import Reject
 
 # Pillow warns of odd metadata and of large pictures; the job silences it where it decodes.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -70,18 +70,12 @@ def test_a_jpeg_gives_what_pillow_decodes_and_its_quality_is_kept():
     assert decode_image(png(), SAME_SIZE).quantization == 0
 
 
-@pytest.mark.parametrize("mode", ["1", "P", "LA", "RGBA", "PA"])
+@pytest.mark.parametrize("mode", ["1", "LA", "RGBA"])
 def test_modes_that_hold_grey_of_eight_bits_are_converted_without_loss(mode):
     grey = (GREY > 90).astype(np.uint8) * 255 if mode == "1" else GREY
-    image = Image.fromarray(grey)
-    if mode == "P":
-        # A palette in which the index is not the value.
-        image = Image.fromarray(255 - grey)
-        image.putpalette([value for level in range(256) for value in (255 - level,) * 3])
-    else:
-        image = image.convert(mode)
-    file_format = "TIFF" if mode == "PA" else "PNG"
-    np.testing.assert_array_equal(pixels(encoded(image, file_format))[:, :, 0], grey)
+    np.testing.assert_array_equal(
+        pixels(encoded(Image.fromarray(grey).convert(mode)))[:, :, 0], grey
+    )
 
 
 def test_a_palette_of_colours_keeps_them():
@@ -295,22 +289,11 @@ def test_a_reject_says_the_reason_of_the_library_or_what_converts_the_file(data,
         decode_image(data, SAME_SIZE)
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [("a.OCT", "oct-converter"), ("a.nii.gz", "slices"), ("a.gz", "unpack"), ("a.png", None)],
-)
-def test_a_file_of_another_format_is_known_by_its_name_as_well(name, told):
-    found = what_is(name)
-    assert found is None if told is None else told in found
-
-
-def mpo():
-    more = [Image.fromarray(grey_pixels(1))]
-    return encoded(GREY, "MPO", save_all=True, append_images=more)
+MPO = encoded(GREY, "MPO", save_all=True, append_images=[Image.fromarray(grey_pixels(1))])
 
 
 @pytest.mark.parametrize(
-    "data", [mpo(), jpeg() + jpeg(1), jpeg() + bytes(999), encoded(GREY, "JPEG") + b"....ftypmp42"]
+    "data", [MPO, jpeg() + jpeg(1), jpeg() + bytes(999), encoded(GREY, "JPEG") + b"....ftypmp42"]
 )
 def test_of_a_jpeg_the_first_picture_counts(data):
     found = decode_image(data, SAME_SIZE)
@@ -333,19 +316,12 @@ WHOLE = {
 
 
 @given(kind=st.sampled_from(sorted(WHOLE)), data=st.data())
-def test_a_file_cut_anywhere_is_rejected_or_shows_the_whole_picture(kind, data):
+def test_a_file_cut_or_damaged_anywhere_is_rejected_or_a_picture(kind, data):
     whole = WHOLE[kind]
     cut = whole[: data.draw(st.integers(0, len(whole) - 1), label="cut")]
-    try:
-        found = decode_image(cut, SAME_SIZE)
-    except Reject:
-        return
-    assert found.pixels == decode_image(whole, SAME_SIZE).pixels
-
-
-@given(kind=st.sampled_from(sorted(WHOLE)), data=st.data())
-def test_damage_anywhere_raises_nothing_but_a_reject(kind, data):
-    damaged = bytearray(WHOLE[kind])
+    with contextlib.suppress(Reject):  # and nothing else
+        assert decode_image(cut, SAME_SIZE).pixels == decode_image(whole, SAME_SIZE).pixels
+    damaged = bytearray(whole)
     changes = st.tuples(st.integers(0, len(damaged) - 1), st.integers(0, 255))
     for place, value in data.draw(st.lists(changes, min_size=1, max_size=8)):
         damaged[place] = value

@@ -55,22 +55,3 @@ def test_the_deviation_of_a_huge_dataset_keeps_its_digits():
         num_pixels=many + 1, sums=(254 * many + 255,), sums_of_squares=(254**2 * many + 255**2,)
     )
     assert found.std[0] == pytest.approx(math.sqrt(many) / (many + 1), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"num_pixels": True},
-        {"num_pixels": -1},
-        {"num_pixels": 0},
-        {"sums": ()},
-        {"sums": (4, 4)},
-        {"sums": (9,)},  # a square is not smaller than its number
-        {"sums_of_squares": (255 * 4 + 1,)},  # nor more than 255 times it
-        {"sums": (8,), "sums_of_squares": (8,), "num_pixels": 7},  # mean above 1, no value above 1
-    ],
-)
-def test_sums_that_no_pixels_can_have_are_refused(change):
-    values = {"num_pixels": 4, "sums": (4,), "sums_of_squares": (8,), **change}
-    with pytest.raises(ValueError, match="cannot have"):
-        PixelStatistics(**values)

@@ -11,7 +11,7 @@ from marked_images import OCT_NAMES, write_marked_dataset
 from pages import Page, needs_chromium, require_good_page, require_shown, words
 
 import tfrecord_io
-from tfrecord_io.pages.pictures import picture
+from tfrecord_io.pages.page import picture
 from train.data.dataset import open_dataset
 from train.data.seen import Exposure
 from train.kinds.classes import CLASSES
