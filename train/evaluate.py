@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,20 +34,8 @@ from train.extras import occlusion
 from train.extras.bucket import open_run
 from train.machine import console
 from train.machine.places import METRICS_NAME, PAGE_NAME
-from train.results.classifier import (
-    Classifier,
-    load_classifiers,
-    predict_images,
-    single_runs,
-)
+from train.results.classifier import Classifier, load_classifiers, predict_images, single_runs
 from train.results.options import MeasureOptions
-
-if TYPE_CHECKING:
-    from train.kinds.task import Task
-    from train.results.mistakes import Predict
-    from train.results.predictions import Predictions
-
-_BATCH_SIZE = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +72,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
     Raises:
         UserError: if the run is not finished, or does not suit the dataset or the options.
+        TrainingError: if an answer is not a number.
         tfrecord_io.ManifestError: if the dataset cannot be used or has no such split.
     """
     options = flags.from_flags(MeasureOptions, arguments)
@@ -111,7 +100,9 @@ def evaluate(arguments: argparse.Namespace) -> None:
     runs = single_runs([open_run(address) for address in arguments.run])
     classifier = load_classifiers(runs)
     # With Keras, which takes seconds.
+    from train.kinds.task import require_numbers
     from train.results import metrics, thresholds
+    from train.results.predictions import Predictions
     from train.results.result import EvaluationResult
 
     _require_fit(classifier, manifest, address, data)
@@ -134,7 +125,22 @@ def evaluate(arguments: argparse.Namespace) -> None:
     def predict(images: np.ndarray) -> np.ndarray:
         return predict_images(classifier, images)[:, outputs]
 
-    predictions = _predictions(predict, task, names, dataset, part)
+    batches = tfrecord_io.make_batches(
+        dataset.path, split=dataset.splits, examples=part.rows, batch_size=64, shuffle=False
+    )
+    answers = [(predict(images), labels) for images, labels in batches]
+    probabilities, labels = map(np.concatenate, zip(*answers, strict=True))
+    require_numbers(probabilities, f"split {part.name} of {data}")
+    matched = np.zeros(probabilities.shape, labels.dtype)
+    matched[:, [names.index(name) for name in manifest.label_names]] = labels
+    predictions = Predictions(
+        task=task,
+        probabilities=probabilities,
+        truths=task.truths(matched),
+        label_names=names,
+        dataset=dataset,
+        rows=part.rows,
+    )
     own = read_json(runs[0] / METRICS_NAME) if len(runs) == 1 else {}
     results: dict[str, Any] = {
         "split": split,
@@ -216,39 +222,6 @@ def _unseen(
     if num_seen and not include_seen:
         part = part.narrow(~exposure.is_seen)
     return part, exposure
-
-
-def _predictions(
-    predict: Predict, task: Task, names: tuple[str, ...], dataset: Dataset, part: Part
-) -> Predictions:
-    """Returns the answers for a part, with an output for each of the names.
-
-    Raises:
-        TrainingError: if they are not numbers.
-    """
-    from train.kinds.task import require_numbers
-    from train.results.predictions import Predictions
-
-    batches = tfrecord_io.make_batches(
-        dataset.path,
-        split=dataset.splits,
-        examples=part.rows,
-        batch_size=_BATCH_SIZE,
-        shuffle=False,
-    )
-    answers = [(predict(images), labels) for images, labels in batches]
-    probabilities, labels = map(np.concatenate, zip(*answers, strict=True))
-    require_numbers(probabilities, f"split {part.name} of {dataset.path}")
-    matched = np.zeros(probabilities.shape, labels.dtype)
-    matched[:, [names.index(name) for name in dataset.manifest.label_names]] = labels
-    return Predictions(
-        task=task,
-        probabilities=probabilities,
-        truths=task.truths(matched),
-        label_names=names,
-        dataset=dataset,
-        rows=part.rows,
-    )
 
 
 main = console.TrainerCommand(

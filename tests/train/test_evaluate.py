@@ -71,11 +71,20 @@ def test_two_builds_of_one_folder_have_results_of_their_own(class_run, other, tm
         assert metrics["dataset"]["fingerprint"].startswith(name[6:14])
 
 
-def test_each_image_gets_the_probabilities_that_the_export_gives_it(class_run, other, measured):
+def test_images_get_the_probabilities_of_the_export_and_classes_are_matched_by_name(
+    class_run, other, measured
+):
+    rows, metrics = rows_of(measured), metrics_of(measured)
     images, _ = MappedDataset(other, "test")[np.arange(30)]
     expected = predict_images(load_classifier(class_run), images)
-    found = np.array([[float(row[name]) for name in OCT_NAMES] for row in rows_of(measured)])
+    found = np.array([[float(row[name]) for name in OCT_NAMES] for row in rows])
     np.testing.assert_allclose(found, expected, atol=1e-6)
+    # The path of each image names its class.
+    assert [row["label"] for row in rows] == [row["path"].split("/")[1] for row in rows]
+    right = np.mean([row["label"] == row["predicted"] for row in rows])
+    assert metrics["scores"]["accuracy"]["value"] == pytest.approx(right, abs=1e-6)
+    assert metrics["label_counts"]["DRUSEN"] == 0
+    assert sum(metrics["label_counts"].values()) == 30
 
 
 def test_several_runs_are_measured_by_their_mean_on_all_splits(class_run, other, tmp_path, capsys):
@@ -105,34 +114,20 @@ def test_augmented_copies_of_a_training_split_are_not_measured(class_run, other,
     assert metrics_of(output)["num_examples"] == 10
 
 
-def test_classes_are_matched_by_name_and_not_by_place(measured):
-    rows = rows_of(measured)
-    # The path of each image names its class.
-    assert [row["label"] for row in rows] == [row["path"].split("/")[1] for row in rows]
-    metrics = metrics_of(measured)
-    right = np.mean([row["label"] == row["predicted"] for row in rows])
-    assert metrics["scores"]["accuracy"]["value"] == pytest.approx(right, abs=1e-6)
-    assert metrics["label_counts"]["DRUSEN"] == 0
-    assert sum(metrics["label_counts"].values()) == 30
-
-
 def test_each_site_is_measured_by_itself_too(class_run, other, measured):
     table = pq.read_table(other / "examples.parquet").to_pylist()
     site_of = {row["key"]: row["site"] for row in table}
     sites = metrics_of(measured)["sites"]
     assert list(sites) == ["london", "zurich"]
-    section = (measured / "report.html").read_text().partition('id="by"')[2]
     for name, found in sites.items():
         rows = [row for row in rows_of(measured) if site_of[row["key"]] == name]
         right = np.mean([row["label"] == row["predicted"] for row in rows])
         assert found["num_examples"] == len(rows)
         assert found["num_patients"] == len({row["patient"] for row in rows})
         assert found["scores"]["accuracy"]["value"] == pytest.approx(right, abs=1e-6)
-        row = section.partition(f">{name}<")[2].partition("</tr>")[0]
-        assert f">{len(rows)}<" in row
-        assert f"{100 * right:.1f} %" in row
     assert "sites" not in metrics_of(class_run)
-    assert 'id="by"' not in (class_run / "report.html").read_text()
+    pages = [(run / "report.html").read_text() for run in (measured, class_run)]
+    assert ['id="by"' in page and ">zurich<" in page for page in pages] == [True, False]
 
 
 def test_exported_thresholds_are_applied_to_the_other_dataset(class_run, other, tmp_path, capsys):
@@ -154,10 +149,8 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(class_run, other, 
     expected = predictive_values(**rates, prevalence=0.03)
     for name in ("ppv", "npv"):
         assert found["test"][name]["value"] == pytest.approx(float(expected[name]), abs=1e-4)
-    assert "by patient (each counts once, answered by the mean of" in capsys.readouterr().out
-    page = (output / "report.html").read_text()
-    assert "90.0 % wanted, on 31 positives" in page
-    assert "3.0 % are DME" in page
+    assert "by patient, each counts once" in capsys.readouterr().out
+    assert "3.0 % are DME" in (output / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -209,9 +202,9 @@ def test_a_dataset_that_does_not_fit_is_refused(class_run, tmp_path, capsys, fac
 def test_shapes_that_the_training_images_lack_are_warned_of(class_run, other, tmp_path, capsys):
     run = edited_run(class_run, tmp_path / "run", shapes=[1.0323])
     data = shutil.copytree(other, tmp_path / "in")
+    # Only those of the split.
     measures = {"shapes": {"train": [2.5], "test": [1.0323, 1.8107]}}
     change_json(data / "manifest.json", audit={"measures": measures})
     assert evaluated(run, data) == 0
     said = capsys.readouterr().err
-    assert "1.8 times as wide as high, which no training image is (those are 1.0 times)" in said
-    assert "2.5:1" not in said  # only those of the split
+    assert ("1.8 times as wide" in said, "2.5 times" in said) == (True, False)

@@ -40,7 +40,6 @@ class Mirror:
         self._seen: dict[str, tuple[bytes, Any]] = {}
 
     def names(self) -> list[str]:
-        """Returns the names of the files at the URL, with those in subfolders."""
         return list(filter(_is_mirrored, self._store.tree()))
 
     def download(self, names: Sequence[str]) -> None:

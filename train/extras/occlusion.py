@@ -23,23 +23,16 @@ if TYPE_CHECKING:
     from train.kinds.task import OneAnswer
     from train.results.mistakes import Explanation, Predict
 
-#: Colours of the overlay, for parts that speak for the answer and against it: the red and the blue
-#: ends of ColorBrewer's RdBu, which colour-blind readers can tell apart.
-_FOR, _AGAINST = np.array([202, 0, 32]), np.array([5, 113, 176])
-
-#: Opacity of the overlay at the largest value of the map.
-_MAX_OPACITY = 0.65
+# Colours of parts that speak for the answer and against it, which colour-blind readers can tell
+# apart (the ends of ColorBrewer's RdBu), and their opacity at the largest value of the map.
+_FOR, _AGAINST, _MAX_OPACITY = np.array([202, 0, 32]), np.array([5, 113, 176]), 0.65
 
 # Keras keeps the output of every layer until a batch is answered: some 80 MB an image with
-# efficientnet_lite0 at 224 pixels. Small images get larger batches, which take half the time, and
-# large ones smaller batches, so that a machine has enough memory for each.
+# efficientnet_lite0 at 224 pixels.
 _MAX_BATCH, _MAX_PIXELS = 64, 16 * 224 * 224
 
-# Approximate number of places of the patch; those at the edges may exceed it.
-_NUM_PLACES = 144
-
-# Predictions that a map of a square image takes, about.
-_NUM_PREDICTIONS = 170
+# Places of the patch, without those at the edges, and predictions of a square image with them.
+_NUM_PLACES, _NUM_PREDICTIONS = 144, 170
 
 
 def occlusion_map(
@@ -90,12 +83,11 @@ def occlusion_map(
 
 
 def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
-    """Returns an image in grey, coloured red where it speaks for the answer and blue where against.
+    """Returns an image in grey, red where it speaks for the answer and blue where against.
 
     Of a stored image and its `occlusion_map` this is uint8 [height, width, 3].
     """
-    grey = image.mean(-1, keepdims=True)
-    sizes = np.abs(drops)[..., None]
+    grey, sizes = image.mean(-1, keepdims=True), np.abs(drops)[..., None]
     opacity = _MAX_OPACITY * sizes / (sizes.max() or 1)
     colour = np.where(drops[..., None] > 0, _FOR, _AGAINST)
     return ((1 - opacity) * grey + opacity * colour).round().astype(np.uint8)

@@ -14,7 +14,6 @@ from train.kinds import measures, words
 from train.kinds import task as tasks
 from train.kinds.task import Answers, OneAnswer, Task, View
 
-#: The measure of grades, see `quadratic_kappa`.
 KAPPA = "quadratic_kappa"
 
 
@@ -136,10 +135,19 @@ class Grades(Classes):
     )
 
     def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns also the weighted kappa: 1 for the right grades, 0 for an agreement by chance.
+
+        A mistake weighs as the square of its distance in grades. Source: Cohen 1968, "Weighted
+        kappa: nominal scale agreement with provision for scaled disagreement or partial credit". It
+        is NaN if all grades, true and given, are the same one.
+        """
         size = len(answers.label_names)
-        given = self.chosen(answers.probabilities)
-        pairs = measures.sums_by_place(answers.truths * size + given, weights, size * size)
-        kappa = quadratic_kappa(pairs.reshape(-1, size, size))
+        pairs = answers.truths * size + self.chosen(answers.probabilities)
+        tables = measures.sums_by_place(pairs, weights, size * size).reshape(-1, size, size)
+        distances = np.square(np.subtract.outer(np.arange(size), np.arange(size))).astype(float)
+        by_chance = tables.sum(2)[:, :, None] * tables.sum(1)[:, None, :]
+        expected, found = ((each * distances).sum((1, 2)) for each in (by_chance, tables))
+        kappa = 1 - measures.ratios(found * tables.sum((1, 2)), expected)
         return super().score(answers, weights) | {KAPPA: kappa}
 
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
@@ -159,20 +167,3 @@ def _usual(metrics: Mapping[str, Any]) -> tuple[str, float] | None:
     usual = max(counts, key=counts.__getitem__)
     share = counts[usual] / sum(counts.values())
     return (usual, share) if share < 1 else None
-
-
-def quadratic_kappa(tables: np.ndarray) -> np.ndarray:
-    """Returns the weighted kappa of grades: 1 for the right ones, 0 for an agreement by chance.
-
-    A mistake weighs as the square of its distance in grades. Source: Cohen 1968, "Weighted kappa:
-    nominal scale agreement with provision for scaled disagreement or partial credit".
-
-    The tables are examples by true and given grade, float64 [num_tables, num_grades, num_grades].
-    Returns float64 [num_tables]; NaN if all grades, true and given, are the same one.
-    """
-    places = np.arange(tables.shape[-1])
-    distances = np.square(places[:, None] - places).astype(np.float64)
-    by_chance = tables.sum(2)[:, :, None] * tables.sum(1)[:, None, :]
-    expected = (by_chance * distances).sum((1, 2))
-    weighted = (tables * distances).sum((1, 2)) * tables.sum((1, 2))
-    return 1 - measures.ratios(weighted, expected)

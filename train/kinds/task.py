@@ -20,9 +20,6 @@ from tfrecord_io.pages import page
 from train.kinds import measures
 from train.machine.errors import TrainingError
 
-#: With more labels than this, none has a threshold of its own.
-MAX_VIEWS = 40
-
 #: Limits of a fitted temperature. A fit that reaches them has too few images; the logits of a
 #: trained network do not need so large a change.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.25, 4.0
@@ -135,8 +132,7 @@ class Task(abc.ABC):
         "share of right ones among the answers that name the class; it depends on how frequent the "
         "class is. F1 is the harmonic mean of sensitivity and precision. Area is the chance that "
         "an image of the class gets a higher probability than another image. Average precision is "
-        "the precision among the images with the highest probabilities, on average over all cuts; "
-        "guessing gives the share of images that have the class."
+        "the mean precision over all cuts; guessing gives the share of images that have the class."
     )
     decision: str
 
@@ -154,12 +150,10 @@ class Task(abc.ABC):
     def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
         """Returns what a training step minimizes and what it reports of each example.
 
-        Args:
-            labels: float32 [..., num_labels], as the records have them, or mixed.
-            logits: float32 [..., num_labels].
-            class_weights: what `class_weights` returned.
-            smoothing: share of each label that is spread evenly over all that it could be.
-                Source: Szegedy et al. 2016, "Rethinking the Inception architecture", section 7.
+        The labels, as records have them or mixed, and the logits are float32 [..., num_labels], and
+        the class weights those that `class_weights` returned. The smoothing is the share of each
+        label that is spread evenly over all that it could be. Source: Szegedy et al. 2016,
+        "Rethinking the Inception architecture", section 7.
 
         Returns:
             (loss with weights and smoothing, loss without them in nats, share of the answers that
@@ -288,9 +282,8 @@ class Task(abc.ABC):
         has, areas = self.has(answers.truths, len(answers.label_names)), {}
         for view in self.views(answers.label_names):
             is_positive, ranking = view.is_positive(has), view.ranking(answers.probabilities)
-            areas[view.of("auc")] = measures.area_under_curve(is_positive, ranking, weights)
-            precision = measures.average_precision(is_positive, ranking, weights)
-            areas[view.of("average_precision")] = precision
+            found = measures.areas_under_curves(is_positive, ranking, weights)
+            areas[view.of("auc")], areas[view.of("average_precision")] = found
         return areas
 
     @abc.abstractmethod

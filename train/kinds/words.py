@@ -78,16 +78,8 @@ def total_of(metrics: Mapping[str, Any], name: str) -> int | None:
 
 
 def count_of(value: float | None, total: int | None) -> str:
-    """Returns the count behind a share; empty if there is none, as behind a mean.
-
-    >>> count_of(0.25, 8), count_of(0.3, 8)
-    ('2 of 8', '')
-    """
-    if not total or value is None:
-        return ""
-    count = round(value * total)
-    # metrics.json has six digits.
-    return f"{count:,} of {total:,}" if abs(value * total - count) <= 1e-6 * total else ""
+    """Returns the count behind a share, such as `2 of 8`; empty if the total is not known."""
+    return f"{round(value * total):,} of {total:,}" if total and value is not None else ""
 
 
 def share(metrics: Mapping[str, Any], name: str, before: str = "") -> str:
@@ -144,25 +136,19 @@ def doubt(metrics: Mapping[str, Any], name: str, chance: float, rival: str) -> s
 
 def describe(task: Task, metrics: Mapping[str, Any]) -> str:
     """Returns what stands on top of the page as a few lines of text."""
-    verdict, by_patient = task.verdict(metrics), metrics.get("by_patient", {})
     intervals = "without intervals"
     if metrics["bootstrap_samples"]:
         intervals = f"with 95 % intervals over {plural_unit(metrics['bootstrap_by'])}"
-    lines = [
-        f"{metrics['split']}: {measured_images(metrics)}",
-        *(f"  {sentence}" for sentence in (f"It {verdict[0]}", *verdict[1:])),
-        f"{intervals}:",
-    ]
+    first, *others = task.verdict(metrics)
+    lines = [f"{metrics['split']}: {measured_images(metrics)}", f"  It {first}"]
+    lines += [f"  {sentence}" for sentence in others]
+    parts = {f"{intervals}:": {name: metrics["scores"][name] for name in task.run_measures}}
+    if by_patient := metrics.get("by_patient"):
+        parts["by patient, each counts once, answered by the mean of the images:"] = by_patient
     width = max(len(title_of(name)) for name in task.run_measures)
-    for name in task.run_measures:
-        figure = with_interval(metrics["scores"][name], form_of(name), "")
-        lines.append(f"  {title_of(name):<{width}}  {figure}")
-    if by_patient:
-        figures = (
-            f"{title_of(name)} {with_interval(score, form_of(name), '')}"
-            for name, score in by_patient.items()
-        )
-        rule = "each counts once, answered by the mean of the images"
-        lines.append(f"  by patient ({rule}): {', '.join(figures)}")
+    for title, scores in parts.items():
+        lines.append(title)
+        for name, score in scores.items():
+            lines.append(f"  {title_of(name):<{width}}  {with_interval(score, form_of(name), '')}")
     lines += [f"  note: {note}" for note in metrics["notes"]]
     return "\n".join(printable(line.rstrip()) for line in lines)

@@ -1,9 +1,9 @@
 """Confidence intervals of measures, from groups such as patients that are drawn or left out.
 
-The images of one eye are alike, and intervals that treat them as independent are too narrow. So are
-the answers of several networks to one image. The variance of a measure is the larger of that of a
-bootstrap, which draws groups and not images, and that of a jackknife, which leaves groups out. The
-jackknife also tells how well the variance is known: badly where few groups make all mistakes.
+The images of one eye are alike, and intervals that treat them as independent are too narrow. The
+variance of a measure is the larger of that of a bootstrap, which draws groups and not images, and
+that of a jackknife, which leaves groups out. The jackknife also tells how well the variance is
+known: badly where few groups make all mistakes.
 """
 
 from __future__ import annotations
@@ -57,12 +57,10 @@ def _measured(
     measure: Measuring, groups: np.ndarray, counts: Iterator[np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns measures for each weighting; `counts` are how often each group counts in it."""
-    parts: dict[str, list[np.ndarray]] = {}
-    at_once = max(1, _CHUNK // len(groups))
-    while chunk := list(itertools.islice(counts, at_once)):
-        for name, values in measure(np.stack(chunk).astype(np.float64)[:, groups]).items():
-            parts.setdefault(name, []).append(values)
-    return {name: np.concatenate(values) for name, values in parts.items()}
+    parts = []
+    while chunk := list(itertools.islice(counts, max(1, _CHUNK // len(groups)))):
+        parts.append(measure(np.stack(chunk).astype(np.float64)[:, groups]))
+    return {name: np.concatenate([part[name] for part in parts]) for name in (*parts, {})[0]}
 
 
 def with_intervals(
@@ -103,12 +101,13 @@ def with_intervals(
     without = _measured(measure, groups, (parts != part for part in left_out))
     entries = {}
     for name, (value,) in measure(np.ones((1, len(groups)))).items():
-        low, high = _NO_INTERVAL
+        ends = _NO_INTERVAL
         if drawn:
             rests_on = behind.get(name, everything)
-            low, high = _interval(name, float(value), drawn[name], without[name], images, rests_on)
-        ends = {"value": value, "low": low, "high": high}
-        entries[name] = {end: rounded(number) for end, number in ends.items()}
+            ends = _interval(name, float(value), drawn[name], without[name], images, rests_on)
+        entries[name] = dict(
+            zip(("value", "low", "high"), map(rounded, (value, *ends)), strict=True)
+        )
     return entries
 
 
@@ -123,11 +122,9 @@ def _interval(
     """Returns the interval of a measure, NaN if there is none.
 
     Between two limits, such as 0 and 1, it is that of a share of as many independent examples as
-    vary as much. Otherwise it is Student's, symmetric about the value.
-
-    `value` is that of all examples, `drawn` has that of each draw (NaN where it is not defined),
-    and `without`, [num_parts], that without each part of the groups, of as many `images`. The
-    `sizes`, int [num_groups], are the examples of each group that the measure rests on.
+    vary as much. Otherwise it is Student's, symmetric about the value. `drawn` has the value of
+    each draw, and `without`, [num_parts], that without each part of the groups, of as many
+    `images`. The `sizes`, int [num_groups], are the examples of each group behind the measure.
     """
     drawn = drawn[~np.isnan(drawn)]
     num_groups = int(np.count_nonzero(sizes))
@@ -163,8 +160,7 @@ def _jackknife(
 
     The degrees of freedom are computed from the kurtosis of the contributions. Source: O'Neill
     2014, "Some useful moment results in sampling problems". What the variance of a share owes to
-    the share itself, p (1 - p), is known and does not count; of images that are groups of their own
-    nothing remains. For the arguments see `_interval`.
+    the share itself, p (1 - p), is known and does not count. For the arguments see `_interval`.
     """
     contributions = np.nan_to_num(measures.defined_mean(without) - without)
     matters = np.abs(contributions) > _SAME * np.abs(contributions).max()
@@ -183,10 +179,8 @@ def _jackknife(
 def _binomial(value: float, number: float) -> tuple[float, float]:
     """Returns the exact interval of a share of so many independent examples.
 
-    A share of examples that are alike is taken as that of fewer independent ones: as many as vary
-    as much, and fewer still where the variance is badly known. Unlike percentiles, the interval is
-    not too short near 0 and 1. Source: Korn and Graubard 1998, "Confidence intervals for
-    proportions with small expected number of positive counts estimated from survey data".
+    Source: Korn and Graubard 1998, "Confidence intervals for proportions with small expected number
+    of positive counts estimated from survey data".
     """
     right, wrong = value * number, (1 - value) * number
     low = stats.beta.ppf(_TAIL, right, wrong + 1) if right else 0.0

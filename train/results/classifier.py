@@ -25,7 +25,6 @@ from tfrecord_io.decoding.preprocess import (
 )
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format.kinds import kind_in
-from tfrecord_io.format.manifest import FILE_NAME as MANIFEST_NAME
 from tfrecord_io.format.manifest import check_types
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.errors import UserError
@@ -99,17 +98,9 @@ def load_classifier(path: Path) -> Classifier:
     folder = path / "export" if (path / "export").is_dir() else path
     saved, described = folder / "model.keras", folder / "preprocessing.json"
     if not saved.is_file() or not described.is_file():
-        advice = f"run {flags.command('train')} --workdir {path} to its end"
-        if not path.exists():
-            advice = "the folder does not exist"
-        if (path / MANIFEST_NAME).is_file():
-            advice = (
-                f"this is a dataset; run {flags.command('train')} --data {path} --workdir RUN, "
-                "and give RUN here"
-            )
         raise UserError(
             f"--run {path}: expected the folder of a finished run, with export/{saved.name} and "
-            f"export/{described.name}; {advice}"
+            f"export/{described.name}; {flags.command('train')} --data OUT --workdir RUN writes one"
         )
     try:
         facts = json.loads(described.read_text(encoding="utf-8"))
@@ -125,11 +116,22 @@ def load_classifier(path: Path) -> Classifier:
         ) from error
     label_names = tuple(facts["label_names"])
     with console.hide_native_noise():
+        import keras
+
         from train.kinds import task_of
         from train.results.thresholds import read_thresholds
 
         try:
-            model = _load_model(saved, preprocessing, len(label_names))
+            model = keras.saving.load_model(saved, compile=False)
+            taken = (*model.input_shape[1:], model.inputs[0].dtype)
+            wanted = (*preprocessing.image_shape, "uint8")
+            blank = np.zeros((1, *preprocessing.image_shape), np.uint8)
+            # A model that cannot answer is found here, not in the midst of the files.
+            if taken != wanted or model(blank).shape[-1] != len(label_names):
+                raise ValueError(
+                    f"it takes images of {taken}, but preprocessing.json says {wanted} and names "
+                    f"{len(label_names)} labels: they are of different runs"
+                )
         # A stranger's or damaged file raises almost anything in Keras.
         except Exception as error:
             raise UserError(
@@ -146,23 +148,6 @@ def load_classifier(path: Path) -> Classifier:
         shapes=seen_shapes,
         folder=folder,
     )
-
-
-def _load_model(path: Path, preprocessing: Preprocessing, num_labels: int) -> keras.Model:
-    """Loads a model and lets it answer once; raises ValueError if it is of another run."""
-    import keras
-
-    model = keras.saving.load_model(path, compile=False)
-    taken = (*model.input_shape[1:], model.inputs[0].dtype)
-    wanted = (*preprocessing.image_shape, "uint8")
-    blank = np.zeros((1, *preprocessing.image_shape), np.uint8)
-    # A model that cannot answer is found here, not in the midst of the files.
-    if taken != wanted or model(blank).shape[-1] != num_labels:
-        raise ValueError(
-            f"it takes images of {taken}, but preprocessing.json says {wanted} and names "
-            f"{num_labels} labels: they are of different runs"
-        )
-    return model
 
 
 def single_runs(runs: Sequence[Path]) -> list[Path]:
@@ -184,14 +169,13 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
     first, *others = classifiers = [load_classifier(folder) for folder in folders]
     if not others:
         return first
-    for folder, other in zip(folders[1:], others, strict=True):
-        ours, theirs = (
-            (one.task.kind, one.label_names, one.preprocessing) for one in (first, other)
-        )
+    for other in others:
+        pair = first, other
+        ours, theirs = ((one.task.kind, one.label_names, one.preprocessing) for one in pair)
         if ours != theirs:
             raise UserError(
-                f"the runs {folders[0]} and {folder} cannot be averaged: their labels, the order "
-                "of these or their preprocessing differ"
+                f"the runs of {first.folder} and {other.folder} cannot be averaged: their labels, "
+                "the order of these or their preprocessing differ"
             )
     models = [model for classifier in classifiers for model in classifier.models]
     return dataclasses.replace(first, thresholds=(), models=models)

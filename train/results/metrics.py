@@ -12,7 +12,7 @@ import numpy as np
 from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.terminal.printing import listed, printable
 from train.data.dataset import SITE
-from train.kinds.measures import defined_mean, means_by_place
+from train.kinds.measures import defined_mean
 from train.results.bootstrap import CONFIDENCE_LEVEL, examples_behind, rounded, with_intervals
 from train.results.options import MeasureOptions
 from train.results.predictions import Predictions
@@ -32,9 +32,6 @@ MAX_AREA_COST = 6_000_000_000
 #: Most values of a column that are measured by themselves.
 MAX_VALUES = 50
 
-# The subgroup of which the value is not known.
-_UNKNOWN = "unknown"
-
 
 def measure(
     predictions: Predictions,
@@ -45,8 +42,7 @@ def measure(
 ) -> dict[str, Any]:
     """Returns the entries of metrics.json that follow from predictions.
 
-    The chosen thresholds were chosen on other images, see `thresholds.choose_thresholds`; for the
-    prevalences see `thresholds.measure_thresholds`.
+    The chosen thresholds were chosen on other images; see `thresholds` for them and prevalences.
 
     Returns:
         see `evaluate_predictions`; `label_kind` if the labels are not classes; `thresholds` if some
@@ -56,11 +52,6 @@ def measure(
         `by` has the same by column and value for the columns of the options.
     """
     num_samples = options.bootstrap_samples
-
-    def of_subgroup(rows: np.ndarray) -> dict[str, Any]:
-        results = evaluate_predictions(predictions.take(rows), num_samples, seed)
-        return {name: results[name] for name in ("num_examples", "num_patients", "scores")}
-
     results = predictions.task.kind.entry | evaluate_predictions(predictions, num_samples, seed)
     if by_patient := _by_patient(predictions, num_samples, seed):
         results["by_patient"] = by_patient
@@ -70,7 +61,7 @@ def measure(
         )
     if prevalences:
         results["prevalence"] = dict(prevalences)
-    by = {}
+    by: dict[str, Any] = {}
     for column in predictions.dataset.measured:
         values = predictions.values(column)
         # Of sites, only those of whole datasets unless they are asked for.
@@ -83,24 +74,28 @@ def measure(
                 "are measured by themselves; give a column of groups"
             )
             continue
-        by[column] = {name: of_subgroup(rows) for name, rows in parts.items()}
+        for name, rows in parts.items():
+            found = evaluate_predictions(predictions.take(rows), num_samples, seed)
+            kept = {key: found[key] for key in ("num_examples", "num_patients", "scores")}
+            by.setdefault(column, {})[name] = kept
     if SITE in by:
         results["sites"] = by.pop(SITE)
     return results | ({"by": by} if by else {})
 
 
 def _by_patient(predictions: Predictions, num_samples: int, seed: int) -> dict[str, Any]:
-    """Returns the figures on top of the page that are quick to compute, each patient counting once.
+    """Returns the quick measures, each patient counting once, by the mean of all its answers.
 
-    A patient's answer is the mean of the answers for the images, as in `predict --by patient`. If
-    the images have several labels, the answer is right by the share that has its label. There are
-    no figures if a patient is unknown, or if no patient has several images.
+    There are none if a patient is unknown, or if no patient has several images. If the images have
+    several labels, the answer is right by the share that has its label.
     """
     task, patients = predictions.task, predictions.values("patient")
     if None in patients or len(set(patients)) == len(patients):
         return {}
     _, first, of_patient, sizes = np.unique(patients, True, True, True)
-    means = means_by_place(of_patient, predictions.probabilities)[of_patient]
+    sums = np.zeros((len(sizes), predictions.probabilities.shape[1]))
+    np.add.at(sums, of_patient, predictions.probabilities)
+    means = (sums / sizes[:, None]).astype(np.float32)[of_patient]
     answers = dataclasses.replace(predictions, probabilities=means)
 
     def rates(weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -118,9 +113,9 @@ def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
     The examples whose value is None are the last, as `unknown`.
     """
     order = sorted({value for value in values if value is not None})
-    rows = {str(value): [] for value in order} | {_UNKNOWN: []}
+    rows = {str(value): [] for value in order} | {"unknown": []}
     for row, value in enumerate(values):
-        rows[_UNKNOWN if value is None else str(value)].append(row)
+        rows["unknown" if value is None else str(value)].append(row)
     return {name: np.array(places) for name, places in rows.items() if places}
 
 
@@ -186,13 +181,9 @@ def _areas(predictions: Predictions, weights: np.ndarray) -> dict[str, np.ndarra
     """
     if predictions.folds is None:
         return predictions.task.areas(predictions, weights)
-    by_fold = []
-    for fold in np.unique(predictions.folds):
-        rows = np.flatnonzero(predictions.folds == fold)
-        by_fold.append(predictions.task.areas(predictions.take(rows), weights[:, rows]))
-    return {
-        name: defined_mean(np.stack([scores[name] for scores in by_fold])) for name in by_fold[0]
-    }
+    places = (np.flatnonzero(predictions.folds == fold) for fold in np.unique(predictions.folds))
+    of = [predictions.task.areas(predictions.take(at), weights[:, at]) for at in places]
+    return {name: defined_mean(np.stack([areas[name] for areas in of])) for name in of[0]}
 
 
 def describe_folds(scores: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
@@ -221,10 +212,7 @@ def describe_folds(scores: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
 
 def _notes(result: Mapping[str, Any], units: Sequence[str]) -> list[str]:
     """Returns sentences about what limits the figures; `units` are those of unknown patients."""
-    notes = []
-    by, num_groups = result["bootstrap_by"], result["num_groups"]
-    num_samples = result["bootstrap_samples"]
-    behind = {printable(name): num for name, num in result["label_groups"].items()}
+    notes, by, num_groups = [], result["bootstrap_by"], result["num_groups"]
     if units:
         notes.append(
             f"the patient of {result['images_without_patient']:,} of {result['num_examples']:,} "
@@ -233,18 +221,18 @@ def _notes(result: Mapping[str, Any], units: Sequence[str]) -> list[str]:
         )
     if num_groups < 2:
         notes.append(f"all images are of one {by}, so there are no intervals")
-    elif num_samples and num_groups < FEW_GROUPS:
+    elif result["bootstrap_samples"] and num_groups < FEW_GROUPS:
         notes.append(
             f"the intervals rest on {num_groups} {plural_unit(by)}; with fewer than {FEW_GROUPS} "
             "they are rough, and in simulations rather too wide than too narrow"
         )
     if absent := [printable(name) for name, num in result["label_counts"].items() if not num]:
         notes.append(f"there is no image of {listed(absent)}; means leave it out")
-    rare = [f"{name} ({num})" for name, num in behind.items() if 0 < num < FEW_BEHIND]
+    of_labels = result["label_groups"].items()
+    rare = [f"{printable(name)} ({num})" for name, num in of_labels if 0 < num < FEW_BEHIND]
     if rare and num_groups > 1:
-        units = plural_unit(by)
         notes.append(
-            f"fewer than {FEW_BEHIND} {units} are behind the figures of {listed(rare)}, so these "
-            "say little"
+            f"fewer than {FEW_BEHIND} {plural_unit(by)} are behind the figures of {listed(rare)}, "
+            "so these say little"
         )
     return notes

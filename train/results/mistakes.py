@@ -15,11 +15,8 @@ from train.results.predictions import Predictions
 #: Stored images [num_images, height, width, channels] → probabilities [num_images, num_classes].
 Predict = Callable[[np.ndarray], np.ndarray]
 
-#: Most mistakes that are shown; their pictures take most of a page's bytes.
-MAX_MISTAKES = 12
-
-#: Most mistakes that are explained.
-MAX_EXPLAINED = 4
+#: Most mistakes that are shown, whose pictures take most of a page's bytes, and explained.
+MAX_MISTAKES, MAX_EXPLAINED = 12, 4
 
 #: What the first picture of a mistake shows.
 SEEN = "what the network sees"
@@ -29,12 +26,9 @@ _EXACT_SIDE, _PICTURE_SIDE = 224, 512
 
 
 class Explanation(NamedTuple):
-    """What is shown beside mistakes.
+    """What is shown beside mistakes: pictures of this caption, and HTML on how to read them.
 
-    Attributes:
-        caption: what the pictures show.
-        legend: HTML that tells how to read them.
-        picture: a stored image and the answer to it → a picture that explains the answer.
+    `picture` takes a stored image and the answer to it.
     """
 
     caption: str
@@ -67,15 +61,13 @@ def find_mistakes(
 ) -> list[ShownAnswer]:
     """Returns the mistakes of a page with their images; the explanation is of the first ones."""
     answers = predictions.task.mistakes(predictions, MAX_MISTAKES)
-    if not answers:
-        return []
-    shown = predictions.take(np.array([answer.place for answer in answers]))
-    images = shown.dataset.stored[shown.rows][0]
+    shown = predictions.take(np.array([answer.place for answer in answers], int))
+    images = shown.dataset.stored[shown.rows][0] if answers else ()
     rows = zip(answers, images, shown.values("path"), shown.values("key"), strict=True)
     mistakes = []
-    for place, (answer, image, path, key) in enumerate(rows):
+    for answer, image, path, key in rows:
         pictures = {SEEN: picture(image)}
-        if explanation and place < num_explained:
+        if explanation and len(mistakes) < num_explained:
             pictures[explanation.caption] = explanation.picture(image, answer)
         mistakes.append(ShownAnswer(answer, pictures, path or key))
     return mistakes

@@ -48,8 +48,7 @@ class Predictions(Answers):
 def write_predictions(directory: Path, predictions: Predictions) -> None:
     """Writes a table of key, path, patient, label, predicted label and probabilities.
 
-    Beside it, `keys`, `probabilities` and `truths` are written in full precision, with `patients`
-    and `files`, the hashes of their files, each empty if unknown.
+    Beside it are the same in full precision, and `files`, the hashes of the images' files.
     """
     task = predictions.task
     names = [csv_cell(name) for name in predictions.label_names]

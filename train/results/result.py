@@ -110,27 +110,24 @@ class Result:
         """
         directory, predictions, exposure = self.directory, self.predictions, self.exposure
         directory.mkdir(parents=True, exist_ok=True)
-        notes = [*self.metrics.get("notes", ()), *alarms(self.manifest.audit)]
         metrics = dict(self.metrics)
+        metrics["notes"] = [*metrics.get("notes", ()), *alarms(self.manifest.audit)]
         if exposure:
-            notes += [exposure.note] if exposure.note else []
+            metrics["notes"] += [exposure.note] if exposure.note else []
             metrics |= {
                 "seen_images": exposure.num_images,
                 "seen_patients": exposure.num_patients,
                 "include_seen": exposure.is_measured,
             }
-        metrics["notes"] = notes
         if predictions:
             write_predictions(directory, predictions)
         with stage("page, with maps of what mattered" if explanation else "page"):
-            mistakes = []
-            if predictions:
-                mistakes = find_mistakes(predictions, explanation, num_explained)
+            found = find_mistakes(predictions, explanation, num_explained) if predictions else []
             result = dataclasses.replace(
                 self,
                 metrics=metrics,
                 charts=write_charts(directory / "plots", self.history, metrics, predictions),
-                mistakes=mistakes,
+                mistakes=found,
                 legend=explanation.legend if explanation else "",
                 facts={
                     **self.facts,

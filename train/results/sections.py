@@ -21,12 +21,6 @@ from train.results.mistakes import SEEN
 if TYPE_CHECKING:
     from train.results.result import CrossValidationResult, Result
 
-# Settings that the page always shows; a click shows the others.
-_MAIN_SETTINGS = (
-    "model", "weights", "init", "epochs", "global_batch_size", "optimizer", "learning_rate",
-    "schedule", "class_weights", "augment", "precision", "seed",
-)  # fmt: skip
-
 # Of fewer positives a sensitivity of 95 % depends on one image.
 _FEW_POSITIVES = 20
 
@@ -307,17 +301,14 @@ def training(result: Result) -> Section:
     labels = manifest.label_names if manifest.num_classes <= words.MAX_CLASSES else ()
     rows = [[name, *counts[: 1 + len(labels)]] for name, counts in images.items()]
     table = page.Table("Images of each split", ["split", "all", *labels], rows)
-    recipe = {name: result.config[name] for name in _MAIN_SETTINGS if name in result.config}
-    others = {name: value for name, value in result.config.items() if name not in recipe}
-    more = {"Recipe": recipe, **result.facts}
-    frames = [page.Facts(title, values) for title, values in more.items() if values]
+    frames = [page.Facts(title, values) for title, values in result.facts.items() if values]
     curves = [result.charts[name] for name in ("loss", "accuracy") if name in result.charts]
     return "Training and data", [
         page.Box(curves, "grid") if curves else None,
         page.Box(
             [page.Facts("Dataset", facts), page.Box([table], title=table.label), *frames], "masonry"
         ),
-        others and page.Details("All other settings", [page.Facts("Settings", others)]),
+        result.config and page.Details("All settings", [page.Facts("Settings", result.config)]),
     ]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from tfrecord_io.format.manifest import check_types
 from tfrecord_io.terminal.errors import UserError
 from train.kinds.measures import predictive_values, rates_of
-from train.kinds.task import MAX_VIEWS, View
+from train.kinds.task import View
 from train.results.bootstrap import behind_rates, rounded, with_intervals
 from train.results.predictions import Predictions
 
@@ -66,14 +66,13 @@ def choose_thresholds(val: Predictions, wanted: float) -> list[dict[str, Any]]:
     """Returns a threshold of each view that reaches a sensitivity on validation.
 
     Returns:
-        the content of export/thresholds.json: a list of dicts with `view`, the `labels` whose
-        probabilities are added up, `wanted_sensitivity`, `threshold`, and `val` with
-        `num_positives`, `sensitivity` and `specificity`. A view without a positive validation image
-        or whose threshold separates nothing has no entry, nor have many labels.
+        the content of export/thresholds.json: dicts with `view`, the `labels` whose probabilities
+        are added up, `wanted_sensitivity`, `threshold`, and `val` with `num_positives` and rates. A
+        view without a positive image or whose threshold separates nothing has none.
     """
     task, names, chosen = val.task, val.label_names, []
     has = task.has(val.truths, len(names))
-    for view in task.views(names) if len(names) <= MAX_VIEWS else ():
+    for view in task.views(names):
         ranking, is_positive = view.ranking(val.probabilities), view.is_positive(has)
         threshold = threshold_for_sensitivity(ranking, is_positive, wanted)
         if threshold is None:

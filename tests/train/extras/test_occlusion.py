@@ -50,14 +50,12 @@ def test_the_number_of_places_is_bounded_whatever_the_image_shape(shape):
 
 def test_the_overlay_is_red_where_the_image_spoke_for_the_answer():
     image = np.full((2, 3, 1), 100, np.uint8)
-    drops = np.array([[0.4, 0, -0.4], [0, 0, 0.2]])
-    colours = occlusion.overlay(image, drops)
-    assert colours.dtype == np.uint8
-    red, plain, blue = colours[0].astype(int)
-    assert red[0] > 100 + red[2]
-    assert blue[2] > 100 + blue[0]
+    (red, plain, blue), (*_, weak) = occlusion.overlay(
+        image, np.array([[0.4, 0, -0.4], [0, 0, 0.2]])
+    )
+    assert int(red[0]) > 100 + int(red[2])
+    assert int(blue[2]) > 100 + int(blue[0])
     assert plain.tolist() == [100, 100, 100]
-    weak = colours[1, 2].astype(int)
     assert red[0] > weak[0] > 100
     # A map without a drop leaves the image grey, also one of colours.
     image = np.array([[[10, 20, 30]]], np.uint8)

@@ -46,15 +46,12 @@ def test_the_curves_show_what_is_known():
     assert points_of(axes) == {"training": [[1, 2], [2, 1]], "validation": [[1, 1]]}
 
 
-def test_a_curve_has_the_area_that_its_legend_names():
+def test_each_class_has_a_curve_of_the_area_that_its_legend_names_and_of_many_the_smallest():
     probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
     lines = points_of(drawn("roc", probabilities, np.array([0, 0, 1, 1]), ("a", "b"))[0])
     (of_a,) = (label for label in lines if label.endswith(" a"))
     assert float(of_a.split()[0]) == pytest.approx(0.75, abs=1e-3)
     assert np.mean([height for _, height in lines[of_a]]) == pytest.approx(0.75, abs=0.01)
-
-
-def test_each_class_has_a_curve_and_of_many_those_of_smallest_area():
     axes, _ = drawn("roc", *random_answers(OCT_NAMES, 60))
     assert len(axes.lines) == 4 + 1 + 1  # and the urgent ones and guessing
     axes, _ = drawn("roc", np.full((4, 4), 0.25), np.array([0, 1, 2, 0]))

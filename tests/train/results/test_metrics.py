@@ -23,21 +23,6 @@ def measured_labels(labels, predicted=None, names=OCT_NAMES, **arguments):
     return measured(certain(given, len(names)), labels, names, **arguments)
 
 
-def describe(result, **entries):
-    """Returns what the terminal says of measures."""
-    found = {"split": "test"} | result | entries
-    return words.describe(CLASSES, found)
-
-
-def test_what_is_not_defined_is_none_not_a_number():
-    result = measured_labels([0, 1, 2, 3], patients=list("abcd"), num_samples=0)
-    assert result["scores"]["accuracy"] == {"value": 1.0, "low": None, "high": None}
-    assert not any("interval" in note for note in result["notes"])
-    result = measured_labels([0, 0, 1, 1])
-    assert result["scores"]["sensitivity/DRUSEN"] == {"value": None, "low": None, "high": None}
-    assert result["scores"]["auc/NORMAL"]["value"] is None
-
-
 FOUR, SOME = np.arange(80) % 4, np.repeat([0, 1, 2], [24, 4, 30])
 PAIRS = [str(index // 2) for index in range(80)]
 
@@ -63,6 +48,7 @@ def test_what_limits_the_figures_is_noted(labels, patients, by, beginning):
     assert (result["num_patients"] or 0) == num_patients
     assert result["num_groups"] == num_patients + num_unknown
     assert (result["scores"]["accuracy"]["low"] is None) == (result["num_groups"] == 1)
+    assert (result["scores"]["auc/NORMAL"]["value"] is None) == (3 not in labels)
     if beginning is None:
         assert result["notes"] == []
     else:
@@ -74,18 +60,17 @@ def test_a_share_of_few_images_has_about_the_exact_binomial_interval(num_wrong, 
     # Percentiles would end at 100 %, because a third of the draws has no mistake.
     labels = np.repeat([0, 3], 30)
     predicted = np.where(np.arange(60) < num_wrong, 3, labels)
-    scores = measured_labels(labels, predicted, num_samples=400)["scores"]
-    exact = scipy.stats.binomtest(30 - num_wrong, 30).proportion_ci(0.95, method="exact")
-    found = scores["sensitivity/CNV"]
-    assert (found["low"], found["high"]) == pytest.approx((exact.low, exact.high), abs=reach)
-    if not num_wrong:
-        assert scores["auc/CNV"] == {"value": 1.0, "low": None, "high": None}
-    if num_wrong in (0, 30):  # Fifteen patients, all right or all wrong, tell less than 30 images.
-        patients = PAIRS[:60]
+    # Fifteen patients, all right or all wrong, tell less than 30 images.
+    for patients, size in ((None, 1), (PAIRS[:60], 2)):
         scores = measured_labels(labels, predicted, patients=patients, num_samples=400)["scores"]
-        exact = scipy.stats.binomtest((30 - num_wrong) // 2, 15).proportion_ci(0.95, "exact")
-        found = scores["sensitivity/CNV"]
-        assert (found["low"], found["high"]) == pytest.approx((exact.low, exact.high), abs=1e-6)
+        test = scipy.stats.binomtest((30 - num_wrong) // size, 30 // size)
+        exact, found = test.proportion_ci(0.95, method="exact"), scores["sensitivity/CNV"]
+        if size == 1 or num_wrong in (0, 30):
+            assert (found["low"], found["high"]) == pytest.approx(
+                (exact.low, exact.high), abs=reach
+            )
+        if not num_wrong:
+            assert scores["auc/CNV"] == {"value": 1.0, "low": None, "high": None}
 
 
 def test_a_measure_that_rests_on_one_patient_has_no_interval():
@@ -141,31 +126,24 @@ def test_the_spread_of_a_cross_validation_is_over_the_folds_that_define_a_score(
 
 def test_the_terminal_names_the_split_and_escapes_what_would_steer_it():
     result = measured_labels([0, 1], names=("a\x1b]0;title\x07", "b"))
-    text = describe(result, split="train+val")
-    assert text.startswith("train+val: 2 images\n  It named the right class for 100.0 % (2 of 2; ")
+    text = words.describe(CLASSES, result | {"split": "train+val"})
+    assert text.startswith("train+val: 2 images\n")
     assert "a\\x1b]0;title\\x07" in text
     assert all(line.isprintable() for line in text.splitlines())
 
 
-def answers_of_runs(num_images=60, num_folds=3, shift=0.0):
+def answers_of_runs(shift=0.0):
     """Returns answers of a cross-validation whose networks differ by a shift of their logits."""
-    generator = np.random.default_rng(0)
-    truths = generator.integers(2, size=num_images)
-    fold_of = np.arange(num_images) % num_folds
-    logits = truths + generator.normal(size=num_images) + shift * fold_of
-    likely = 1 / (1 + np.exp(-logits))
-    return predictions_of(
-        np.stack([1 - likely, likely], 1), truths, ("no", "yes"),
-        folds=fold_of,
-    )  # fmt: skip
-
-
-def measured_runs(**arguments):
-    return measured_as(answers_of_runs(**arguments), num_samples=60)
+    generator, fold_of = np.random.default_rng(0), np.arange(60) % 3
+    truths = generator.integers(2, size=60)
+    likely = 1 / (1 + np.exp(-(truths + generator.normal(size=60) + shift * fold_of)))
+    return predictions_of(np.stack([1 - likely, likely], 1), truths, ("no", "yes"), folds=fold_of)
 
 
 def test_the_area_of_a_cross_validation_does_not_rank_networks_against_each_other():
-    plain, shifted = (measured_runs(shift=shift)["scores"]["auc/yes"] for shift in (0, 3))
+    plain, shifted = (
+        measured_as(answers_of_runs(shift), num_samples=60)["scores"]["auc/yes"] for shift in (0, 3)
+    )
     assert shifted == plain
     answers = answers_of_runs()
     by_fold = [
@@ -174,39 +152,28 @@ def test_the_area_of_a_cross_validation_does_not_rank_networks_against_each_othe
     ]
     assert plain["value"] == pytest.approx(np.mean(by_fold), abs=1e-6)
     assert plain["low"] < plain["value"] < plain["high"]
-
-
-def test_a_fold_without_a_class_is_left_out_of_the_area():
-    answers = answers_of_runs()
+    # A fold without a class is left out.
     answers.truths[answers.folds == 2] = 0
-    assert measured_as(answers, num_samples=0)["scores"]["auc/yes"]["value"] is not None
-
-
-# ---- by patient
-
-
-def by_patient(labels, predicted, patients, **fields):
-    dataset = dataset_of(len(labels), patients)
-    answers = predictions_of(predicted, labels, **{"dataset": dataset} | fields)
-    return measures.measure(answers, MeasureOptions(bootstrap_samples=50), 0).get("by_patient")
+    found = measured_as(answers, num_samples=0)["scores"]["auc/yes"]["value"]
+    assert found == pytest.approx(np.mean(by_fold[:2]), abs=1e-6)
 
 
 def test_by_patient_each_patient_counts_once_whatever_its_number_of_images():
+    def by_patient(predicted, patients):
+        answers = predictions_of(predicted, np.zeros(36, int), dataset=dataset_of(36, patients))
+        return measures.measure(answers, MeasureOptions(bootstrap_samples=50), 0).get("by_patient")
+
     # All 27 images of one patient are wrong, and the one image of each of 9 others is right.
-    labels, patients = np.zeros(36, int), ["p"] * 27 + [*"abcdefghi"]
-    found = by_patient(labels, certain(np.repeat([1, 0], [27, 9])), patients)
+    answers, patients = certain(np.repeat([1, 0], [27, 9])), ["p"] * 27 + [*"abcdefghi"]
     alone = measured_labels([0] * 10, np.eye(10, dtype=int)[0], num_samples=50)["scores"]
     assert alone["accuracy"]["value"] == 0.9
-    assert found["accuracy"] == pytest.approx(alone["accuracy"])
-    assert by_patient(labels, certain(labels), [None, *patients[1:]]) is None
+    assert by_patient(answers, patients)["accuracy"] == pytest.approx(alone["accuracy"])
+    assert by_patient(answers, [None, *patients[1:]]) is None
     # Of one image each, they are the figures by image.
-    assert by_patient(labels, certain(labels), [*map(str, range(36))]) is None
+    assert by_patient(answers, [*map(str, range(36))]) is None
 
 
-# ---- subgroups
-
-
-def test_each_value_is_a_subgroup_and_so_is_what_is_not_known():
+def test_each_value_is_a_subgroup_and_so_is_what_is_not_known_but_not_of_very_many():
     for values, expected in (
         (["b", None, "a", "b"], {"a": [2], "b": [0, 3], "unknown": [1]}),
         (["unknown", None], {"unknown": [0, 1]}),
@@ -216,12 +183,8 @@ def test_each_value_is_a_subgroup_and_so_is_what_is_not_known():
         found = measures.subgroups(values)
         assert {name: places.tolist() for name, places in found.items()} == expected
         assert list(found) == list(expected)
-
-
-def test_a_column_of_very_many_values_is_not_measured_by_value_and_this_is_noted():
-    values = [f"site {number:02}" for number in range(measures.MAX_VALUES + 5)]
-    dataset = dataclasses.replace(dataset_of(len(values), site=values), measured=("site",))
-    labels = np.zeros(len(values), int)
+    dataset = dataset_of(55, site=[f"site {number:02}" for number in range(55)])
+    dataset, labels = dataclasses.replace(dataset, measured=("site",)), np.zeros(55, int)
     answers = predictions_of(certain(labels), labels, dataset=dataset)
     found = measures.measure(answers, MeasureOptions(bootstrap_samples=0), 0)
     assert "sites" not in found

@@ -9,8 +9,8 @@ from answers import dataset_of, dataset_with, measured, predictions_of, scores_o
 from dataset_factory import bare_manifest, split_of
 from marked_images import OCT_NAMES, write_marked_dataset
 from pages import Page, needs_chromium, require_good_page, require_shown, words
+from scipy.special import softmax
 
-import tfrecord_io
 from tfrecord_io.pages.page import picture
 from train.data.dataset import open_dataset
 from train.data.seen import Exposure
@@ -32,13 +32,13 @@ HISTORY = (
 )
 
 
-def manifest_of(names, *, num_train=60):
-    counts = [num_train] * len(names)
+PAIRS = [str(index // 2) for index in range(80)]
+
+
+def manifest_of(names, **facts):
+    splits = {"train": split_of([60] * len(names)), "test": split_of([5] * len(names))}
     return bare_manifest(
-        image_shape=(20, 30, 1),
-        label_names=names,
-        splits={"train": split_of(counts), "test": split_of([5] * len(names))},
-        name="scans",
+        image_shape=(20, 30, 1), label_names=names, splits=splits, name="scans", **facts
     )
 
 
@@ -47,33 +47,27 @@ def mostly_right(num_classes, num_examples, seed=0):
     generator = np.random.default_rng(seed)
     labels = np.arange(num_examples) % num_classes
     logits = 2.5 * np.eye(num_classes)[labels] + generator.normal(size=(num_examples, num_classes))
-    powers = np.exp(logits)
-    return (powers / powers.sum(-1, keepdims=True)).astype(np.float32), labels
-
-
-def mistakes_of(probabilities, labels, names):
-    image = np.random.default_rng(0).integers(256, size=(20, 30, 1), dtype=np.uint8)
-    pictures = {SEEN: picture(image)}
-    pictures["what mattered"] = picture(np.repeat(image, 3, axis=-1))
-    answers = CLASSES.mistakes(predictions_of(probabilities, labels, names), MAX_MISTAKES)
-    return [ShownAnswer(one, pictures, f"test/{one.place}.jpeg") for one in answers]
+    return softmax(logits, -1).astype(np.float32), labels
 
 
 @functools.cache
 def some_answers(names, num_examples, with_patients):
     """Returns what is measured of answers that are mostly right, and mistakes."""
     probabilities, labels = mostly_right(len(names), num_examples)
-    groups = [str(index // 2) for index in range(num_examples)] if with_patients else None
-    found = measured(probabilities, labels, names, patients=groups, num_samples=50)
-    return found, mistakes_of(probabilities, labels, names)
+    patients = [str(index // 2) for index in range(num_examples)] if with_patients else None
+    found = measured(probabilities, labels, names, patients=patients, num_samples=50)
+    image = np.random.default_rng(0).integers(256, size=(20, 30, 1), dtype=np.uint8)
+    pictures = {SEEN: picture(image), "what mattered": picture(np.repeat(image, 3, axis=-1))}
+    answers = CLASSES.mistakes(predictions_of(probabilities, labels, names), MAX_MISTAKES)
+    return found, [ShownAnswer(one, pictures, f"test/{one.place}.jpeg") for one in answers]
 
 
-def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=None, **changes):
+def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, **changes):
     """Returns what a page is rendered from."""
     found, mistakes = some_answers(tuple(names), num_examples, with_patients)
     fields = {
         "directory": Path("a run"),
-        "manifest": manifest or manifest_of(names),
+        "manifest": manifest_of(names),
         "config": {"model": "convnet", "seed": 3, "bootstrap_samples": 1000},
         "metrics": found | {"split": "test", "best_epoch": 2},
         "mistakes": mistakes,
@@ -91,16 +85,13 @@ def full(tmp_path_factory):
     """A report with everything in it."""
     made = report_of()
     (probabilities, truths), found = mostly_right(4, 80), dict(made["metrics"])
-    cooled = predictions_of(CLASSES.cool(probabilities, 1.7), truths)
+    test = predictions_of(probabilities, truths, dataset=dataset_of(80, PAIRS))
+    cooled = dataclasses.replace(test, probabilities=CLASSES.cool(probabilities, 1.7))
     found["calibration"] = {"fitted_on": "val", "num_examples": 40}
     found["calibration"] |= thresholds.describe_calibration(cooled, 1.7)
-    val = predictions_of(*mostly_right(4, 40, seed=1))
-    chosen = thresholds.choose_thresholds(val, 0.95)
-    dataset = dataset_of(80, [str(index // 2) for index in range(80)])
-    predictions = predictions_of(probabilities, truths, dataset=dataset)
-    found["thresholds"] = thresholds.measure_thresholds(chosen, predictions, 20, 0, {"CNV": 0.02})
-    plots = tmp_path_factory.mktemp("plots")
-    charts = write_charts(plots, HISTORY, found, predictions_of(probabilities, truths))
+    chosen = thresholds.choose_thresholds(predictions_of(*mostly_right(4, 40, seed=1)), 0.95)
+    found["thresholds"] = thresholds.measure_thresholds(chosen, test, 20, 0, {"CNV": 0.02})
+    charts = write_charts(tmp_path_factory.mktemp("plots"), HISTORY, found, test)
     return made | {"metrics": found, "charts": charts}
 
 
@@ -138,7 +129,6 @@ def test_the_page_tells_the_result_first_and_then_how_it_came_about(full, text):
         "This is one run.",
     ):
         assert phrase in seen
-    assert "evaluate.py --model" not in seen
     assert GUESSING not in seen
 
 
@@ -156,15 +146,11 @@ GUESSED = measured(np.full((40, 4), 0.25, np.float32), np.arange(40) % 4, num_sa
          ["of split val,", "also made its choices with these validation images"], []),
         ({"metrics": GUESSED | {"split": "val", "model": "a"}, "mistakes": (),
           "kind": EvaluationResult}, ["of split val,"], ["made its choices with"]),
-        ({"manifest": dataclasses.replace(manifest_of(OCT_NAMES), options={"variants": 2})},
-         ["100 of 30×20", " train 80 20 20 20 20 "],
-         []),
+        ({"manifest": manifest_of(OCT_NAMES, options={"variants": 2})},
+         ["100 of 30×20", " train 80 20 20 20 20 "], []),
         ({"metrics": {}, "mistakes": ()},
          ["There is no result for this network", "Training and data"], []),
         ({"config": {"model": "small_resnet"}}, ["small_resnet"], ["Evaluation"]),
-        ({"kind": EvaluationResult, "config": {},
-          "metrics": GUESSED | {"split": "test", "model": "runs/oct"}}, ["Evaluation", "oct"],
-         []),
         ({"names": ("only",), "num_examples": 7},
          ["the network named the right class for 100.0 % (", "The network made no mistakes."], []),
         ({"names": [f"class {index:03}" for index in range(60)], "num_examples": 180,
@@ -193,38 +179,24 @@ def test_right_and_wrong_answers_and_mistakes_stand_on_top_and_prose_is_folded(f
     assert [title in words(f"<body>{part}") for part in (top, rest)] == [False, True]
 
 
-def test_mistakes_are_found_with_their_images_and_paths(tmp_path):
+def test_the_surest_mistakes_come_first_with_their_images_and_the_first_have_a_map(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"test": 300})
-    batches = tfrecord_io.make_dataset(tmp_path, split="test", batch_size=300, shuffle=False)
-    ((images, one_hots),) = batches.as_numpy_iterator()
-    labels = one_hots.argmax(-1)
+    dataset = open_dataset(str(tmp_path))
+    labels = dataset.stored.labels(range(300)).argmax(-1)
     probabilities = np.eye(4, dtype=np.float32)[labels]
-    # Two mistakes, in the first batch that is read and in the second.
-    probabilities[290] = probabilities[7] = 0
-    probabilities[290, (labels[290] + 1) % 4] = 0.9
-    probabilities[7, (labels[7] + 2) % 4] = 0.8
-
-    dataset = open_dataset(str(tmp_path))
-    found = find_mistakes(predictions_of(probabilities, labels, dataset=dataset))
-    assert [mistake.path for mistake in found] == dataset.values("path", np.array([290, 7]))
-    shown = np.asarray(found[1].pictures[SEEN])
-    np.testing.assert_array_equal(shown, images[7, ..., 0])
-    assert found[0].answer.true == OCT_NAMES[labels[290]]
-    assert found[0].answer.predicted == OCT_NAMES[(labels[290] + 1) % 4]
-    assert found[0].answer.probability == pytest.approx(0.9)
-
-
-def test_the_surest_mistakes_come_first_and_the_first_have_a_map(tmp_path):
-    sure = np.array([0.9, 0.6, 0.95, 0.7, 0.55, 0.8])
-    probabilities = np.stack([sure, 1 - sure], axis=-1)
-    probabilities[3:] = probabilities[3:, ::-1]
-    write_marked_dataset(tmp_path, num_examples={"test": 6})
-    dataset = open_dataset(str(tmp_path))
-    answers = predictions_of(probabilities, [0, 1, 1, 1, 1, 0], ("a", "b"), dataset=dataset)
+    for place, sure in ((290, 0.9), (7, 0.8), (8, 0.7)):
+        probabilities[place] = sure * np.eye(4)[(labels[place] + 1) % 4]
     a_map = Explanation("map", "", lambda image, answer: picture(image))
-    found = find_mistakes(answers, a_map, 2)
-    assert [mistake.answer.place for mistake in found] == [2, 5, 1]
+    found = find_mistakes(predictions_of(probabilities, labels, dataset=dataset), a_map, 2)
+    assert [mistake.answer.place for mistake in found] == [290, 7, 8]
+    assert [mistake.path for mistake in found] == dataset.values("path", np.array([290, 7, 8]))
     assert [list(mistake.pictures) for mistake in found] == [[SEEN, "map"]] * 2 + [[SEEN]]
+    (image,), _ = dataset.stored[[7]]
+    np.testing.assert_array_equal(np.asarray(found[1].pictures[SEEN]), image[..., 0])
+    answer = found[0].answer
+    expected = OCT_NAMES[labels[290]], OCT_NAMES[(labels[290] + 1) % 4]
+    assert (answer.true, answer.predicted) == expected
+    assert answer.probability == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(
@@ -245,11 +217,9 @@ def test_what_was_seen_is_said_and_only_what_is_proven_is_claimed(fields, said, 
 
 
 def test_a_cross_validation_shows_its_folds_and_their_spread():
-    made = report_of(kind=CrossValidationResult)
-    probabilities, labels = mostly_right(4, 80)
+    made, (probabilities, labels) = report_of(kind=CrossValidationResult), mostly_right(4, 80)
     scores = {fold: scores_of(probabilities[fold::5], labels[fold::5]) for fold in range(5)}
     pooled = made["metrics"] | {"split": "train+val"} | metrics.describe_folds(scores)
-    pooled.pop("best_epoch")
     found = words(page_of(**made | {"metrics": pooled}))
     assert "In a cross-validation, each of 80 images of 40 patients" in found
     assert f"{pooled['spread']['accuracy']['std_over_folds']:.3f}" in found

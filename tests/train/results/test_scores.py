@@ -7,32 +7,25 @@ from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
 
 from train.kinds import TASKS, measures
-from train.kinds.classes import CLASSES
+from train.kinds.classes import CLASSES, GRADES
 from train.kinds.measures import predictive_values
 from train.results.bootstrap import draws_of, examples_behind, with_intervals
 
 
-def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
+def test_the_measures_of_classes_are_those_of_scikit_learn_and_of_the_urgent_ones_by_hand():
     # Truth: CNV CNV DME NORMAL NORMAL DRUSEN; one CNV is called NORMAL, one NORMAL DRUSEN.
-    labels = np.array([0, 0, 1, 3, 3, 2])
-    predicted = np.array([0, 3, 1, 3, 2, 2])
+    labels, predicted = np.array([0, 0, 1, 3, 3, 2]), np.array([0, 3, 1, 3, 2, 2])
     scores = scores_of(certain(predicted), labels)
     assert scores["accuracy"] == pytest.approx(4 / 6)
-    assert scores["sensitivity/CNV"] == pytest.approx(1 / 2)
-    assert scores["specificity/CNV"] == 1.0
-    assert scores["specificity/NORMAL"] == pytest.approx(3 / 4)
-    assert scores["urgent/sensitivity"] == pytest.approx(2 / 3)
-    assert scores["urgent/specificity"] == 1.0
-    truths, answers = ([OCT_NAMES[place] for place in places] for places in (labels, predicted))
-    precision, _, f1, _ = sk_metrics.precision_recall_fscore_support(
-        truths, answers, labels=OCT_NAMES
-    )
-    for place, name in enumerate(OCT_NAMES):
-        found = scores[f"precision/{name}"], scores[f"f1/{name}"]
-        assert found == pytest.approx((precision[place], f1[place]))
-    # Two urgent ones are called so, and no other.
-    assert (scores["urgent/precision"], scores["urgent/f1"]) == (1.0, pytest.approx(2 / 2.5))
+    of = sk_metrics.precision_recall_fscore_support(labels, predicted)
+    for measure, values in zip(("precision", "sensitivity", "f1"), of[:3], strict=True):
+        found = [scores[f"{measure}/{name}"] for name in OCT_NAMES]
+        assert found == pytest.approx(values)
+    assert (scores["specificity/CNV"], scores["specificity/NORMAL"]) == (1, pytest.approx(3 / 4))
     assert scores["balanced_accuracy"] == pytest.approx((0.5 + 1 + 1 + 0.5) / 4)
+    # Two of three urgent ones are called so, and no other.
+    urgent = {"sensitivity": 2 / 3, "specificity": 1, "precision": 1, "f1": 2 / 2.5}
+    assert {name: scores[f"urgent/{name}"] for name in urgent} == pytest.approx(urgent)
     without_normal = scores_of(certain([0, 0, 1, 0]), np.array([0, 0, 1, 1]))
     assert without_normal["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
     # The urgent view is for OCT classes alone.
@@ -43,17 +36,9 @@ def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
 def random_answers(task, generator, num_examples):
     """Returns (probabilities, truths) of a task with three labels."""
     if task.kind.one_hot:
-        return generator.dirichlet(np.ones(3), num_examples), generator.integers(
-            3, size=num_examples
-        )
+        labels = generator.integers(3, size=num_examples)
+        return generator.dirichlet(np.ones(3), num_examples), labels
     return generator.random((num_examples, 3)), generator.random((num_examples, 3)) < 0.5
-
-
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind.name)
-def test_every_measure_has_a_title(task):
-    answers = random_answers(task, np.random.default_rng(0), 60)
-    found = scores_of(*answers, ["a", "b", "c"][: answers[0].shape[1]], task=task)
-    assert {measures.parts_of(name)[0] for name in found} <= measures.MEASURES.keys()
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind.name)
@@ -64,28 +49,24 @@ def test_weights_count_an_example_as_often_as_copies_of_it_would(task, num_examp
     probabilities, truths = random_answers(task, generator, num_examples)
     counts = generator.integers(0, 4, size=num_examples)
     counts[:3] += 1
-    names = ("a", "b", "c")[: probabilities.shape[1]]
-    weighted = scores_of(probabilities, truths, names, counts.astype(float), task)
+    weighted = scores_of(probabilities, truths, "abc", counts.astype(float), task)
     copies = (np.repeat(values, counts, axis=0) for values in (probabilities, truths))
-    assert weighted == pytest.approx(scores_of(*copies, names, task=task), rel=1e-6, nan_ok=True)
+    assert weighted == pytest.approx(scores_of(*copies, "abc", task=task), rel=1e-6, nan_ok=True)
+    # Every measure has a title.
+    assert {measures.parts_of(name)[0] for name in weighted} <= measures.MEASURES.keys()
 
 
-@pytest.mark.parametrize(
-    ("measure", "expected"),
-    [
-        (measures.area_under_curve, sk_metrics.roc_auc_score),
-        (measures.average_precision, sk_metrics.average_precision_score),
-    ],
-)
 @given(seed=st.integers(0, 999), num_values=st.integers(2, 50))
-def test_areas_agree_with_scikit_learn_with_ties_and_weights(measure, expected, seed, num_values):
+def test_areas_agree_with_scikit_learn_with_ties_and_weights(seed, num_values):
     generator = np.random.default_rng(seed)
     is_positive = np.concatenate([[True, False], generator.random(30) < 0.4])
     ranking = generator.integers(num_values, size=32) / num_values
     weights = np.concatenate([[1.0, 2.0], generator.integers(0, 4, size=30)])
-    assert measure(is_positive, ranking, weights) == pytest.approx(
-        expected(is_positive, ranking, sample_weight=weights)
-    )
+    expected = [
+        measure(is_positive, ranking, sample_weight=weights)
+        for measure in (sk_metrics.roc_auc_score, sk_metrics.average_precision_score)
+    ]
+    assert measures.areas_under_curves(is_positive, ranking, weights) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -110,29 +91,20 @@ def test_as_many_groups_are_drawn_as_there_are_and_fewer_draws_are_the_first_of_
     np.testing.assert_array_equal(few, many[:3])
 
 
-def uneven_answers(generator, num_groups):
-    """Returns (group, whether it is right) of images; 95 % are right, and a few groups are not."""
-    sizes = np.clip(np.exp(generator.normal(np.log(4), 1.5, num_groups)).astype(int), 1, 60)
-    groups = np.repeat(np.arange(num_groups), sizes)
-    chances = generator.beta(0.95, 0.05, num_groups)
-    return groups, generator.random(len(groups)) < chances[groups]
-
-
-def interval_of_mean(name, groups, values):
-    def measure(weights):
-        return {name: weights @ values / weights.sum(-1)}
-
-    entry = with_intervals(measure, groups, {}, num_samples=200, seed=0)[name]
-    return entry["low"], entry["high"]
-
-
 @pytest.mark.parametrize("name", ["accuracy", "auc/CNV"])
 def test_intervals_hold_the_truth_where_a_few_uneven_groups_make_all_mistakes(name):
-    generator = np.random.default_rng(0)
-    held = []
+    generator, held = np.random.default_rng(0), []
     for _ in range(100):
-        low, high = interval_of_mean(name, *uneven_answers(generator, num_groups=40))
-        held.append(low is None or low <= 0.95 <= high)
+        # 95 % of the images are right, and those of a few groups are not.
+        sizes = np.clip(np.exp(generator.normal(np.log(4), 1.5, 40)).astype(int), 1, 60)
+        groups = np.repeat(np.arange(40), sizes)
+        is_right = generator.random(len(groups)) < generator.beta(0.95, 0.05, 40)[groups]
+
+        def measure(weights, values=is_right):
+            return {name: weights @ values / weights.sum(-1)}
+
+        entry = with_intervals(measure, groups, {}, num_samples=200, seed=0)[name]
+        held.append(entry["low"] is None or entry["low"] <= 0.95 <= entry["high"])
     assert np.mean(held) > 0.92
 
 
@@ -166,17 +138,23 @@ def test_a_measure_rests_on_the_groups_of_its_smaller_side(names, labels, groups
     assert {name: np.count_nonzero(found[name]) for name in expected} == expected
 
 
-@pytest.mark.parametrize("num_classes", [2, 4])
-def test_the_brier_score_is_that_of_scikit_learn(num_classes):
+@pytest.mark.parametrize(("names", "right"), [(OCT_NAMES[:2], 1), (OCT_NAMES, slice(None))])
+def test_the_brier_score_is_that_of_scikit_learn(names, right):
     generator = np.random.default_rng(0)
-    probabilities = generator.dirichlet(np.ones(num_classes), size=60)
-    labels = generator.integers(num_classes, size=60)
-    weights = generator.integers(3, size=60).astype(float)
-    names = OCT_NAMES[:num_classes]
-    found = scores_of(probabilities, labels, names, weights)["brier"]
-    answers = probabilities[:, 1] if num_classes == 2 else probabilities
+    probabilities = generator.dirichlet(np.ones(len(names)), size=60)
+    labels, weights = generator.integers(len(names), size=60), generator.integers(3, size=60)
+    found = scores_of(probabilities, labels, names, weights.astype(float))["brier"]
+    expected = sk_metrics.brier_score_loss(labels, probabilities[:, right], sample_weight=weights)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_kappa_of_grades_is_that_of_scikit_learn():
+    generator = np.random.default_rng(0)
+    probabilities, labels = generator.dirichlet(np.ones(5), 60), generator.integers(5, size=60)
+    found = scores_of(probabilities, labels, "abcde", task=GRADES)["quadratic_kappa"]
+    answers = probabilities.argmax(-1)
     assert found == pytest.approx(
-        sk_metrics.brier_score_loss(labels, answers, sample_weight=weights), abs=1e-12
+        sk_metrics.cohen_kappa_score(labels, answers, weights="quadratic")
     )
 
 
