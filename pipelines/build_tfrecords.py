@@ -159,7 +159,7 @@ def planned(options: BuildOptions, output: Folder) -> Iterator[Job | None]:
     """
     with output_folder.locked(output):
         plan = plan_images(options, options.workers, output)
-        tasks, draft = plan.tasks, plan.draft
+        tasks, draft, kind = plan.tasks, plan.draft, plan.draft.label_kind
         # Only now, when no option can be refused any more, the output may change.
         shards, overwrite = [task.shard_name for task in tasks], options.output.overwrite
         place = output_folder.place_of(output, draft.options, shards, overwrite=overwrite)
@@ -171,6 +171,7 @@ def planned(options: BuildOptions, output: Folder) -> Iterator[Job | None]:
         write_dropped(place, plan.dropped)
         if plan.secret:
             codes.write_names(plan.named, plan.secret, plan.images.digest)
+        texts = plan.refs["label"].unique().to_pylist()
         build = Build(
             output=place,
             replaces=output if place is not output else None,
@@ -178,6 +179,7 @@ def planned(options: BuildOptions, output: Folder) -> Iterator[Job | None]:
             source=plan.source,
             max_reject_fraction=options.output.max_reject_fraction,
             rejected_files=plan.images.ledger.rejects,
+            planned_labels=frozenset(name for text in texts for name in kind.names_in(text)),
         )
         # The listing alone may reject too many; then no image needs to be decoded to know it.
         list_rejects(build, tasks)

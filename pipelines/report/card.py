@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from jinja2.filters import do_filesizeformat
 
 from pipelines.listing.refs import RejectedFile
@@ -16,7 +15,7 @@ from tfrecord_io.auditing.audit import LIMITS
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.decoding.rejects import in_words
-from tfrecord_io.format.examples import SITE, recounted
+from tfrecord_io.format.examples import recounted
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
 from tfrecord_io.pages.page import data_url
@@ -27,7 +26,6 @@ _MAX_CLASSES = 24
 _MAX_PICTURES = 48
 _PICTURE_SIDE = 512
 _MAX_PAIRS = 12
-_MAX_KINDS = 24
 _MAX_FILES = 50
 
 # With more classes than this, the charts of class sizes would be unreadable and are left out.
@@ -35,8 +33,7 @@ _MAX_BARS = 40
 
 _ON_TEXT = (
     "Names were taken out of paths, tables and tags, but not out of the pixels: text that a device "
-    "has written into a picture stays, mostly in its corners. These are stored images of each size "
-    "and format of the files; others may have text, too."
+    "has written into a picture stays, mostly in its corners. Look at pictures of each device."
 )
 _ON_PROVENANCE = page.markup(
     "Written by <code>scan-tfrecords build</code>. The same input, options and versions give the "
@@ -50,10 +47,6 @@ _FOOTER = page.markup(
     "page."
 )
 
-# The bars of `images_of_patients`, and the smallest number of images of each.
-_PATIENT_BARS = ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
-_PATIENT_EDGES = [1, 2, 3, 4, 5, 10, 20, 50, 100, np.inf]
-
 
 def render(
     dataset: Manifest,
@@ -61,28 +54,26 @@ def render(
     examples: pa.Table,
     images: ImageReader,
     rejects: Sequence[RejectedFile],
-    dropped: Sequence[Sequence[str]],
 ) -> str:
     """Returns the card as HTML, from the manifest as it will be written and its audit.
 
-    `examples` is what `examples.audited` returns, and `dropped` are the rows of dropped.csv.
+    `examples` is what `examples.audited` returns.
     """
     labels, dataset = dataset.label_kind.describe(dataset.label_names), recounted(dataset, examples)
     of_splits = collections.Counter(examples["split"].to_pylist())
     sizes = {name: of_splits[name] for name in dataset.splits}
-    charts = [*classes_of_splits(dataset, sizes), *images_of_patients(examples)]
     roles = dict(dataset.audit.get("layout") or ())
     classes = [
         *map(sentence, dataset.audit.get("notes", ())),
         roles and page.Facts(f"How the folders were read: {' / '.join(roles)} / file", roles),
-        page.Box(charts, "grid"),
+        page.Box(_classes_of_splits(dataset, sizes), "grid"),
     ]
     findings, limits = page.Box(_findings(audit, images), "stack"), page.Box([page.Items(LIMITS)])
     sections = [
         page.Section("findings", "Findings", [findings]),
         page.Section("classes", f"{dataset.label_kind.plural.capitalize()} and splits", classes),
         page.Section("pictures", "Pictures", _pictures(dataset, examples, images)),
-        page.Section("files", "What became of every file", [_files(dataset, rejects, dropped)]),
+        page.Section("files", "What became of every file", [_files(dataset, rejects)]),
         page.Section("provenance", "Provenance", _provenance(dataset)),
         page.Section("limits", "What this audit cannot see", [limits]),
     ]
@@ -174,35 +165,29 @@ def _pair(pair: Mapping[str, Any], images: ImageReader) -> page.Figure:
 
 
 def _pictures(dataset: Manifest, examples: pa.Table, images: ImageReader) -> list[Any]:
-    """Returns pictures of each class, and with codes for names those in which to look for text."""
+    """Returns pictures of each class, and with codes for names what to look for in them."""
     kind, num_more = dataset.label_kind, dataset.num_classes - _MAX_CLASSES
     text = f"Some stored images of each {kind.noun}, taken at even intervals; a click enlarges one."
     text += f" {num_more:,} more {kind.plural} are not shown." if num_more > 0 else ""
     blocks = [text, page.Box(_contact_sheets(dataset, examples, images), "grid")]
     if dataset.has_codes:
-        shown = page.Pictures(_one_of_each_kind(examples, images))
-        blocks += [page.Heading("Text in the pictures"), _ON_TEXT, shown]
+        blocks += [page.Heading("Text in the pictures"), _ON_TEXT]
     return blocks
 
 
-def _files(
-    dataset: Manifest, rejects: Sequence[RejectedFile], dropped: Sequence[Sequence[str]]
-) -> page.Box:
-    """Returns what became of the files of the source, with the first of those left out."""
+def _files(dataset: Manifest, rejects: Sequence[RejectedFile]) -> page.Box:
+    """Returns what became of the files of the source, with the first rejects."""
     files = f"{dataset.counts.get('files', 0):,} files in the source"
     boxes = [page.Box([page.Table(files, (), dataset.ledger, files)])]
-    refused = [(file.source_path, file.reason, file.detail) for file in rejects[:_MAX_FILES]]
-    for title, found, total, file in (
-        ("Rejected images", refused, len(rejects), "rejects.csv"),
-        ("Images left out of a split", dropped[:_MAX_FILES], len(dropped), "dropped.csv"),
-    ):
-        rows = [
-            [path, in_words(why), page.Cell(detail, look="path")] for path, why, detail in found
-        ]
-        columns, caption = ("path", "reason", "detail"), f"{title}: {total:,}"
-        first = 'The first {} are shown; <a href="{}">{}</a> lists all.'
-        more = page.markup(first, str(len(rows)), file, file) if total > len(rows) else ""
-        boxes += [page.Box([page.Table(title, columns, rows, caption), more])] if rows else []
+    rows = [
+        [file.source_path, in_words(file.reason), page.Cell(file.detail, look="path")]
+        for file in rejects[:_MAX_FILES]
+    ]
+    first = 'The first {} are shown; <a href="rejects.csv">rejects.csv</a> lists all.'
+    more = page.markup(first, str(len(rows))) if len(rejects) > len(rows) else ""
+    if rows:
+        caption, columns = f"Rejected images: {len(rejects):,}", ("path", "reason", "detail")
+        boxes.append(page.Box([page.Table("Rejected images", columns, rows, caption), more]))
     return page.Box(boxes, "grid")
 
 
@@ -239,23 +224,7 @@ def _contact_sheets(dataset: Manifest, examples: pa.Table, images: ImageReader) 
     return sheets
 
 
-def _one_of_each_kind(examples: pa.Table, images: ImageReader) -> list[tuple[str, str]]:
-    """Returns a picture of each size and format of the files and each hospital, the common first.
-
-    Most devices have a size of their own.
-    """
-    known = {SITE, "width", "height", "mode", "file_format"} & set(examples.column_names)
-    places = examples.select(sorted(known)).append_column("place", pa.array(range(len(examples))))
-    kinds = places.group_by(sorted(known)).aggregate([("place", "min"), ("place", "count")])
-    kinds = kinds.sort_by([("place_count", "descending"), ("place_min", "ascending")])
-    rows = examples.select(["shard", "row", "path"]).take(kinds["place_min"][:_MAX_KINDS])
-    return [
-        (data_url(images.read(row["shard"], row["row"]), _PICTURE_SIDE), row["path"])
-        for row in rows.to_pylist()
-    ]
-
-
-def classes_of_splits(dataset: Manifest, sizes: Mapping[str, int]) -> list[page.Bars]:
+def _classes_of_splits(dataset: Manifest, sizes: Mapping[str, int]) -> list[page.Bars]:
     """Returns a chart of the class sizes for each split, or none if there are too many classes.
 
     `sizes` are the numbers of images of the splits.
@@ -267,13 +236,3 @@ def classes_of_splits(dataset: Manifest, sizes: Mapping[str, int]) -> list[page.
         bars = [(label, num, f"{num:,} ({100 * num / total:.0f} %)") for label, num in counts]
         charts.append(page.Bars(f"{name}: {sizes[name]:,} images", bars))
     return charts
-
-
-def images_of_patients(examples: pa.Table) -> list[page.Bars]:
-    """Returns a chart of patients by their number of images, or none if no patient is known."""
-    sizes = pc.value_counts(examples["patient"].drop_null()).field("counts").to_numpy()
-    if not len(sizes):
-        return []
-    counts = np.trim_zeros(np.histogram(sizes, _PATIENT_EDGES)[0], "b").tolist()
-    bars = [(name, n, f"{n:,}") for name, n in zip(_PATIENT_BARS, counts, strict=False)]
-    return [page.Bars("Patients by their number of images", bars)]

@@ -80,6 +80,7 @@ class Build:
         source: where the images come from.
         max_reject_fraction: the build fails if more than this share of the images is rejected.
         rejected_files: images already rejected by the listing.
+        planned_labels: the names of the labels of the planned images.
     """
 
     output: Folder
@@ -88,6 +89,7 @@ class Build:
     source: Source
     max_reject_fraction: float
     rejected_files: tuple[RejectedFile, ...] = ()
+    planned_labels: frozenset[str] = frozenset()
 
     def find_finished(self, tasks: Sequence[ShardTask]) -> dict[int, Sidecar]:
         """Returns the sidecars of the tasks whose shard is written, by task index."""

@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.listing.refs import RejectedFile, iterate_refs
-from pipelines.planning.plan import ShardTask, read_task_refs, read_tasks
+from pipelines.listing.refs import RejectedFile
+from pipelines.planning.plan import ShardTask, read_tasks
 from pipelines.shards.build import Build, Sidecar
 from pipelines.stores import output_folder
-from pipelines.stores.output_folder import FAILURE_FILE, PLAN_FILE, PLAN_JSON
+from pipelines.stores.output_folder import FAILURE_FILE, PLAN_JSON
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.format import descriptions, groups, manifest
 from tfrecord_io.format.examples import (
@@ -110,7 +110,7 @@ def describe_images(
 
     storage = build.output
     rejects = list_rejects(build, tasks, sidecars)
-    _require_classes(build, tasks, sidecars)
+    _require_classes(build, sidecars)
     parts = _read_rows(build, tasks)
     rows = pa.concat_tables(parts)
     originals = np.flatnonzero(are_originals(rows))
@@ -120,7 +120,7 @@ def describe_images(
     same = twins.find_twins(examples, images, build.draft)
     result = audit.audit_examples(examples, same, made)
     made = dataclasses.replace(made, audit={**made.audit, **result.to_dict()})
-    page = card.render(made, result, examples, images, rejects, _read_dropped(storage))
+    page = card.render(made, result, examples, images, rejects)
     storage.write(manifest.REPORT_FILE_NAME, page.encode())
     _write_examples(storage, parts, groups.group_images(rows, originals[same.pairs]))
     return made
@@ -185,41 +185,21 @@ def write_dropped(storage: Folder, dropped: pa.Table) -> None:
         _write_reasons(storage, manifest.DROPPED_FILE_NAME, rows)
 
 
-def _read_dropped(storage: Folder) -> list[list[str]]:
-    """Returns the rows of dropped.csv, or none."""
-    if not storage.exists(manifest.DROPPED_FILE_NAME):
-        return []
-    text = storage.read(manifest.DROPPED_FILE_NAME).decode()
-    return list(csv.reader(io.StringIO(text, newline="")))[1:]
-
-
-def _require_classes(build: Build, tasks: Sequence[ShardTask], sidecars: Sequence[Sidecar]) -> None:
+def _require_classes(build: Build, sidecars: Sequence[Sidecar]) -> None:
     """Refuses a dataset in which all images of a class were rejected.
 
     Such a folder either is not a class at all, or all of its files are damaged.
     """
     kind, labels = build.draft.label_kind, build.draft.label_names
     counts = np.sum([sidecar.label_counts for sidecar in sidecars], axis=0)
-    without = {name for name, count in zip(labels, counts, strict=True) if not count}
-    if not without:
-        return
-    paths: dict[str, set[str]] = {}
-    with build.output.open(PLAN_FILE) as file:
-        for task in tasks:
-            for ref in iterate_refs(read_task_refs(file, task, build.draft.fingerprint)):
-                for name in without.intersection(kind.names_in(ref.label)):
-                    paths.setdefault(name, set()).add(ref.image_name)
-    rejected = {reject.source_path for sidecar in sidecars for reject in sidecar.rejects}
-    lost = {name: min(paths[name]) for name in sorted(paths) if paths[name] <= rejected}
-    if not lost:
-        return
-    name, path = next(iter(lost.items()))
-    rest = ",".join(label for label in labels if label not in lost)
-    raise errors.RefusedError(
-        f"{kind.noun} {name!r} has no image left: all its files were rejected, such as {path} "
-        f"({build.output.path(manifest.REJECTS_FILE_NAME)} lists them). Repair the files; or "
-        f"leave it out: run again with {kind.flag}={rest} --overwrite"
-    )
+    kept = {name for name, count in zip(labels, counts, strict=True) if count}
+    if lost := sorted(build.planned_labels - kept):
+        rest = ",".join(label for label in labels if label not in lost)
+        raise errors.RefusedError(
+            f"{kind.noun} {lost[0]!r} has no image left: all its files were rejected "
+            f"({build.output.path(manifest.REJECTS_FILE_NAME)} lists them). Repair the files; or "
+            f"leave it out: run again with {kind.flag}={rest} --overwrite"
+        )
 
 
 def _read_rows(build: Build, tasks: Sequence[ShardTask]) -> list[pa.Table]:

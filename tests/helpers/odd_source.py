@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,9 +51,3 @@ def wait_for_the_others(source: OddSource, member: Member) -> None:
         return
     num_images = len(list(source.directory.rglob("*.jpeg")))
     wait_until(lambda: len(list(source.notes.iterdir())) == num_images)
-
-
-def list_modules(source: OddSource, member: Member) -> None:
-    """Notes what the process has imported."""
-    packages = {name.split(".")[0] for name in sys.modules}
-    (source.notes / "modules").write_text(" ".join(sorted(packages)))

@@ -61,10 +61,9 @@ class Spec:
         self.job = json.loads((folder / "job.json").read_text())
         self.options: dict[str, Any] = self.job["environment"]["sdkPipelineOptions"]["options"]
         self.files = {path.name: path for path in (folder / "staging").iterdir()}
-        pipeline_file = self.files["pipeline.pb"].read_bytes()
-        self.pipeline = beam_runner_api_pb2.Pipeline.FromString(pipeline_file)
-        contents = (path.read_bytes().decode("latin-1") for path in self.files.values())
-        self.text = "\n".join([json.dumps(self.job), *contents])
+        contents = {name: path.read_bytes() for name, path in self.files.items()}
+        self.pipeline = beam_runner_api_pb2.Pipeline.FromString(contents["pipeline.pb"])
+        self.text = json.dumps(self.job) + b"\n".join(contents.values()).decode("latin-1")
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,6 @@ from scripts import flink_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# Many small tasks: when the first shard is there, most are still to come.
-MANY_SHARDS = "--num_shards=100"
-
 JOB_SERVER = Path(os.environ.get("FLINK_JOB_SERVER", flink_cluster.DEFAULT_JOB_SERVER))
 
 
@@ -30,35 +27,29 @@ def cluster(tmp_path_factory):
         yield started
 
 
-def finished_shards(output):
-    return len(list(output.glob("*-of-*.json")))  # their sidecars
-
-
 many_scans = scans_of(
     lambda: scan_tree({"train": 200, "val": 3, "test": 5}, classes=("CNV", "DME", "NORMAL"))
 )
-
-
-@pytest.fixture(scope="module")
-def local_shards(many_scans, tmp_path_factory):
-    output = tmp_path_factory.mktemp("local") / "dataset"
-    return builds.shards_of(builds.build_here(many_scans, output, MANY_SHARDS))
+# Many small tasks: when the first shard is there, most are still to come.
+local = builds.build_of("many_scans", "--num_shards=100")
 
 
 @pytest.mark.parametrize("victim", ["task_manager", "worker_pool"])
 def test_a_part_that_is_killed_in_mid_job_loses_and_doubles_nothing(
-    cluster, many_scans, local_shards, tmp_path, victim
+    cluster, many_scans, local, tmp_path, victim
 ):
-    output = tmp_path / "dataset"
-    words = builds.command(many_scans, output, MANY_SHARDS, *cluster.beam_flags)
-    with builds.started(words) as build:
-        assert builds.wait_until(lambda: finished_shards(output) > 0, build, 300)
-        cluster.kill(victim)
-        finished = finished_shards(output)
-        said, _ = build.communicate(timeout=500)
+    def num_finished():
+        return len(list(output.glob("*-of-*.json")))  # the sidecars
 
-    assert 0 < finished < len(local_shards)
+    output = tmp_path / "dataset"
+    words = builds.command(many_scans, output, "--num_shards=100", *cluster.beam_flags)
+    with builds.started(words) as build:
+        assert builds.wait_until(lambda: num_finished() > 0, build, 300)
+        cluster.kill(victim)
+        finished = num_finished()
+        said, _ = build.communicate(timeout=500)
+    assert 0 < finished < len(builds.shards_of(local))
     assert build.returncode == 0, said
     assert cluster.num_restarted_tasks > 0
-    assert builds.shards_of(output) == local_shards
+    assert builds.shards_of(output) == builds.shards_of(local)
     assert not (output / ".build").exists()

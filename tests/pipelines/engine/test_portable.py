@@ -1,8 +1,4 @@
-"""The build on an engine of another process, reached through Beam's job interface.
-
-Beam's own job service speaks what Flink's, Spark's and Dataflow's do, and needs nothing but the
-package that is installed anyway.
-"""
+"""The build on Beam's own job service, whose interface is that of Flink and Spark."""
 
 import contextlib
 import os
@@ -57,12 +53,11 @@ def test_the_worker_pool_listens_where_only_this_machine_can_reach_it(tmp_path):
             return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
 
         assert builds.wait_until(lambda: bool(addresses()), process)
-        # The second is how IPv6 writes the first.
         assert addresses() <= {"127.0.0.1", "::ffff:127.0.0.1"}
 
 
-def portable_flags(job_service, environment):
-    return ["--runner=PortableRunner", f"--job_endpoint={job_service}", *environment.split()]
+def portable_flags(job_service, *environment):
+    return ["--runner=PortableRunner", f"--job_endpoint={job_service}", *environment]
 
 
 @pytest.fixture
@@ -70,10 +65,9 @@ def pool(job_service, tmp_path):
     """The flags of an engine whose workers run in a folder of their own, where `log` is."""
     (tmp_path / "pool").mkdir()
     (port,) = free_ports(1)
-    log = tmp_path / "pool" / "log"
-    with served(pool_command(port), log, PYTHONPATH=str(builds.ROOT)):
-        environment = f"--environment_type=EXTERNAL --environment_config=localhost:{port}"
-        yield portable_flags(job_service, environment)
+    with served(pool_command(port), tmp_path / "pool" / "log", PYTHONPATH=str(builds.ROOT)):
+        place = f"--environment_config=localhost:{port}"
+        yield portable_flags(job_service, "--environment_type=EXTERNAL", place)
 
 
 def test_an_anonymous_build_on_remote_workers_writes_the_same_bytes_and_no_name(

@@ -49,21 +49,15 @@ def write_all(job):
         ]
 
 
-def planned_refs(job, task):
-    with job.build.output.open(output_folder.PLAN_FILE) as file:
-        return list(iterate_refs(plan.read_task_refs(file, task, job.build.draft.fingerprint)))
-
-
-# ---- one shard
-
-
 def test_a_shard_and_its_rows_hold_the_planned_images_in_order_without_the_rejects(job):
-    draft = job.build.draft
+    draft, output = job.build.draft, job.build.output
     layout, preprocessing = draft.layout, Preprocessing.from_dict(draft.preprocessing)
     for task, sidecar in zip(job.todo, write_all(job), strict=True):
         expected, kept, rejected = b"", [], []
+        with output.open(output_folder.PLAN_FILE) as file:
+            refs = list(iterate_refs(plan.read_task_refs(file, task, draft.fingerprint)))
         with job.build.source.open() as reader:
-            for ref in planned_refs(job, task):
+            for ref in refs:
                 try:
                     image = preprocess.decode_image(reader.read(ref.member), preprocessing)
                 except Reject as reject:
@@ -71,21 +65,17 @@ def test_a_shard_and_its_rows_hold_the_planned_images_in_order_without_the_rejec
                     continue
                 (label,) = draft.label_kind.vectors([ref.label], draft.label_names)
                 expected += layout.encode_record(image.pixels, label, image_key(ref.path))
-                kept.append(ref)
-        assert job.build.output.read(task.shard_name) == expected
+                facts = (ref.source_path, ref.label, ref.patient, ref.size)
+                kept.append((len(kept), image_key(ref.path), *facts))
+        assert output.read(task.shard_name) == expected
         assert sidecar.num_bytes == len(expected)
         assert sidecar.sha256 == hashlib.sha256(expected).hexdigest()
-        assert sidecar.num_examples == sum(sidecar.label_counts) == len(expected) / layout.stride
+        assert sidecar.num_examples == sum(sidecar.label_counts) == len(kept)
         assert [(r.source_path, r.reason) for r in sidecar.rejects] == rejected
-        assert sidecar.num_examples + len(rejected) == sidecar.num_refs == task.num_refs
-        rows = job.build.read_rows(task).to_pylist()
-        assert [row["row"] for row in rows] == list(range(len(rows)))
-        for row, ref in zip(rows, kept, strict=True):
-            assert (row["key"], row["path"]) == (image_key(ref.path), ref.source_path)
-            assert (row["split"], row["shard"]) == (task.split, task.shard_name)
-            assert (row["label"], row["patient"]) == (ref.label, ref.patient)
-            assert (row["height"], row["width"], row["mode"]) == (20, 28, "L")
-            assert (row["file_format"], row["file_bytes"]) == ("JPEG", ref.size)
+        assert len(refs) == sidecar.num_refs == task.num_refs
+        rows = job.build.read_rows(task)
+        rows = rows.select(["row", "key", "path", "label", "patient", "file_bytes"]).to_pylist()
+        assert [tuple(row.values()) for row in rows] == kept
 
 
 def test_a_shard_written_by_two_workers_at_once_is_whole(job):
@@ -105,9 +95,6 @@ def test_a_worker_with_another_pillow_refuses_to_mix_pixels(job):
         pytest.raises(errors.BuildError, match=r"the launcher planned with .*'1\.0'"),
     ):
         write.write_shard(other, job.todo[0], reader, job.build.output.create)
-
-
-# ---- all of them, by Beam
 
 
 def run(job, tasks):
@@ -137,13 +124,6 @@ def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
     assert found.statistics.num_pixels == 20 * 8 * 8
 
 
-# ---- finishing
-
-
-def lose_a_shard(job):
-    job.build.output.delete([job.todo[1].shard_name])
-
-
 def repeat_rows(job):
     first, second = map(rows_name, job.todo[:2])
     job.build.output.write(second, job.build.output.read(first))
@@ -154,17 +134,13 @@ def lose_a_column(job):
         pq.write_table(job.build.read_rows(job.todo[1]).drop_columns("shape"), file)
 
 
-LEDGER = r"the source has .* are accounted for"
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lose_a_shard, r"train-00001-of-00003\.tfrecord was written, but is missing"),
+        (lambda job: job.build.output.delete([job.todo[1].shard_name]), "written, but is missing"),
         (repeat_rows, "repeat the key of another example"),
         (lose_a_column, "another version .* start again with --overwrite"),
-        (lambda job: job.build.draft.counts.update(files=99), LEDGER),
-        (lambda job: job.build.draft.counts.update(copies=1), LEDGER),
+        (lambda job: job.build.draft.counts.update(copies=1), "accounted for"),
     ],
 )
 def test_shards_tables_and_counts_that_do_not_fit_are_no_finished_dataset(job, damage, message):

@@ -1,12 +1,12 @@
 import collections
 import random
-from typing import NamedTuple
+import types
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from builds import build_here, read_csv, shards_of
+from builds import build_here, shards_of
 from image_files import jpeg, write_tree, write_zip
 
 from pipelines import errors
@@ -14,7 +14,6 @@ from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA
 from pipelines.planning import splits
 from pipelines.planning.splits import SplitOptions
-from tfrecord_io.auditing import verify
 from tfrecord_io.format.manifest import Manifest
 
 CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
@@ -63,19 +62,13 @@ def shares(refs, label=None):
     return {name: counts[name] / len(rows) for name in FRACTIONS}
 
 
-class Split(NamedTuple):
-    refs: pa.Table
-    dropped: pa.Table
-    notes: list[str]
-
-
 def apply(images, read_content=None, **options):
     """Returns the result for a table of references or rows of them."""
     refs = refs_of(images) if isinstance(images, list) else images
     read_content = read_content or (lambda refs: refs["path"].to_pylist())
     listed = Images(table=refs, ledger=Ledger())
     kept, dropped, notes = splits.assign_splits(listed, SplitOptions(**options), read_content)
-    return Split(kept.table, dropped, notes)
+    return types.SimpleNamespace(refs=kept.table, dropped=dropped, notes=notes)
 
 
 def by_patient(rows, **options):
@@ -130,29 +123,20 @@ def test_without_patients_files_of_one_content_stay_together_and_a_note_says_so(
     assert "--patient_regex" in result.notes[0]
 
 
-STUDY = f"{OTHER}study"
-
-
-def in_studies(rows):
-    """Returns the images with a study for every five of them."""
+def test_without_patients_a_study_is_in_one_split():
+    study, rows = f"{OTHER}study", [("test", "CNV", None, 0)]
+    rows += [("train", "CNV", None, index) for index in range(1, 400)]
     studies = pa.array([f"s{row // 5}" for row in range(len(rows))])
-    return refs_of(rows).append_column(STUDY, studies)
-
-
-def test_without_patients_a_study_is_in_one_split_and_a_note_says_so():
-    result = apply(in_studies([("train", "CNV", None, n) for n in range(400)]), splits="patient")
-    assert are_whole(splits_by(result.refs, STUDY))
+    refs = refs_of(rows).append_column(study, studies)
+    result = apply(refs, splits="patient")
+    assert are_whole(splits_by(result.refs, study))
     assert set(shares(result.refs)) == set(FRACTIONS)
     assert "studies" in result.notes[0]
-
-
-def test_a_study_of_unknown_patients_that_is_in_two_splits_is_a_leak():
-    rows = [("test", "CNV", None, 0), *(("train", "CNV", None, index) for index in range(1, 10))]
-    result = apply(in_studies(rows), leaks="drop")
-    assert are_whole(splits_by(result.refs, STUDY))
+    result = apply(refs, leaks="drop")
+    assert are_whole(splits_by(result.refs, study))
     assert result.dropped["detail"].to_pylist() == ["study s0 is in test too"] * 4
     with pytest.raises(errors.RefusedError, match="1 patient is in several splits"):
-        apply(in_studies(rows), leaks="fail")
+        apply(refs, leaks="fail")
 
 
 def test_a_dataset_without_a_test_split_has_a_note_how_to_get_one():
@@ -173,7 +157,7 @@ LEAKY = [
 ]
 
 
-def test_drop_keeps_a_patient_in_the_most_protected_split_alone():
+def test_a_patient_stays_in_the_most_protected_split_alone_or_the_build_is_refused():
     result = apply(LEAKY, leaks="drop")
     kept = [tuple(row.values()) for row in result.refs.select(["split", "patient"]).to_pylist()]
     assert kept == [
@@ -188,9 +172,6 @@ def test_drop_keeps_a_patient_in_the_most_protected_split_alone():
             ("train/DME/DME-1-2.jpeg", "val", 1),
         )
     ]
-
-
-def test_fail_names_the_splits_and_the_ways_out():
     with pytest.raises(errors.RefusedError, match=r"1 in test and train and val, .*--splits"):
         apply(LEAKY, leaks="fail")
     clean = [row for row in LEAKY if row[2] not in ("1", "2")]
@@ -218,38 +199,6 @@ def test_a_kept_split_stays_while_the_rest_is_split_anew():
     assert are_whole(splits_by(result.refs, "patient"))
     left = collections.Counter(result.refs["split"].to_pylist())
     assert left["val"] / (left["val"] + left["train"]) == pytest.approx(1 / 9, abs=0.04)
-
-
-# ---- through the build
-
-
-@pytest.fixture(scope="module")
-def leaky_tree(tmp_path_factory):
-    """Twelve patients with four images each, of whom every second has some in test."""
-    files = {}
-    for number in range(48):
-        patient, index = number // 4, number % 4
-        split = "test" if patient % 2 and index == 3 else "train"
-        label = CLASSES[patient % 4]
-        files[f"{split}/{label}/{label}-{patient}-{index}.jpeg"] = jpeg(number, 40, 48)
-    return write_tree(tmp_path_factory.mktemp("leaky") / "scans", files)
-
-
-def test_a_build_that_drops_leaks_lists_and_counts_them(leaky_tree, tmp_path):
-    output = build_here(leaky_tree, tmp_path / "out", "--leaks=drop")
-    found = Manifest.load(output)
-    assert found.counts["dropped"] == {"patient_in_test": 18}
-    assert found.counts["files"] == 48 == found.counts["examples"] + 18
-    reasons = [row["reason"] for row in read_csv(output / "dropped.csv")]
-    assert reasons == ["patient_in_test"] * 18
-    assert found.audit["measures"]["patients_in_several_splits"] == 0
-    assert verify.verify(output) == []
-
-
-def test_a_build_that_must_not_leak_fails_before_it_decodes(leaky_tree, tmp_path):
-    with pytest.raises(errors.RefusedError, match="6 patients are in several splits"):
-        build_here(leaky_tree, tmp_path / "out", "--leaks=fail", "--image_size=64")
-    assert not (tmp_path / "out").exists()
 
 
 def test_without_patients_the_build_groups_by_content_in_a_folder_as_in_a_zip(tmp_path):

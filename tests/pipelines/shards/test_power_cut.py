@@ -46,9 +46,7 @@ def test_after_a_power_cut_the_same_command_ends_the_same(source, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_disk_that_fails_ends_the_build_and_the_same_command_resumes(
-    source, s3, tmp_path, capsys
-):
+def test_a_disk_that_fails_ends_the_build_and_the_same_command_resumes(source, tmp_path, capsys):
     wanted = files_of(build_here(source, tmp_path / "undisturbed", *FLAGS))
     for number in range(0, 70, 7):
         output, changes = tmp_path / f"{number}" / "out", itertools.count()

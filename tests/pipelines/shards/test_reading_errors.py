@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from builds import run_build_here
-from image_files import pack, scan_tree, write_tree
+from image_files import pack, scan_tree
 from PIL import ImageFile
 from source_files import list_input
 
@@ -53,21 +53,6 @@ def test_an_input_that_cannot_be_listed_ends_the_build(
         patch.setattr(where, function, fail)
         with pytest.raises(errors.BuildError, match=r"may not read 1 files|cannot read .*again"):
             list_input(inputs / name)
-
-
-def test_files_that_may_not_be_read_end_the_build_before_an_image_is_decoded(
-    tmp_path, monkeypatch, capsys
-):
-    scans = write_tree(tmp_path / "scans", {**TREE, "train/CNV/.hidden": b""})
-    forbidden = [scans / name for name in (*list(TREE)[:4], "train/CNV/.hidden")]
-    for path in forbidden:
-        path.chmod(0)
-    # Nothing is forbidden to root.
-    monkeypatch.setattr(os, "access", lambda path, _: Path(path) not in forbidden)
-    assert run_build_here(scans, tmp_path / "out") == 1
-    message = capsys.readouterr().err
-    assert f"may not read 4 files or folders of the input, such as {min(TREE)}" in message
-    assert not (tmp_path / "out").exists()
 
 
 # ---- while the images are read

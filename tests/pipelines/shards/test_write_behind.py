@@ -8,11 +8,6 @@ from pipelines.shards.write import WriteBehind
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 
 
-def write(storage, name, content):
-    with storage.create(name) as file:
-        file.write(content)
-
-
 def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_path, monkeypatch):
     on_disk: list[set[str]] = []
     fsync = os.fsync
@@ -27,16 +22,14 @@ def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_
     monkeypatch.setattr(os, "fsync", record)
     with contextlib.closing(WriteBehind(storage)) as files:
         for name in ("a.tfrecord", "a.json", "b.tfrecord", "b.json", "manifest.json"):
-            write(files, name, b"")
+            with files.create(name):
+                pass
         files.wait()
     assert on_disk == [
         {"a.tfrecord"},
         {"a.tfrecord", "a.json", "b.tfrecord"},
         {"a.tfrecord", "a.json", "b.tfrecord", "b.json"},
     ]
-
-
-# ---- finishing files while the caller goes on
 
 
 class SlowStorage:
