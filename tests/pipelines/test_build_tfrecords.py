@@ -70,7 +70,7 @@ def test_the_terminal_shows_progress_and_a_summary_and_no_noise(undisturbed):
     assert "  46 copies in a second folder tree" in done.stdout
     assert f"python -m tfrecord_io verify {output}" in done.stdout
     (alarm,) = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
-    assert "3 patients are in more than one split" in alarm
+    assert "1 patient is in more than one split" in alarm
     assert alarm.endswith(f"see {output}/report.html")
 
 

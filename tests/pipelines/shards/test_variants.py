@@ -51,4 +51,4 @@ def test_a_file_named_like_a_variant_has_a_key_of_its_own(tmp_path):
     keys = [row["key"] for row in rows_of(build_here(scans, tmp_path / "out", "--variants=2"))]
     assert len(set(keys)) == len(keys) == 3 * len(names)
     plain = {row["key"] for row in rows_of(build_here(scans, tmp_path / "plain"))}
-    assert plain == {image_key(name) for name in names} < set(keys)
+    assert plain == {image_key(name) for name in names}
