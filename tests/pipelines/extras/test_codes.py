@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from builds import build_here, files_of, prepare, read_csv, rows_of, write_csv
+from builds import build_here, files_of, prepare, read_csv, rows_of
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, jpeg, write_tree, write_zip
 from PIL import Image
@@ -77,25 +77,15 @@ def planted_tree(names):
     return files
 
 
-def source_of(kind, names, folder):
-    """Writes an input of some kind; returns its path and the flags that it needs."""
-    files = planted_tree(names)
-    place = folder / names.new()
-    place.mkdir()
-    flags = [rf"--patient_regex=-(q[0-9]+zyx)-|{names.new()}", "--max_reject_fraction=0.5"]
-    flags += ["--num_shards=2", "--leaks=drop"]
-    if kind == "folder":
-        write_tree(place, files)
-        (place / next(iter(files))).parent.joinpath(names.new()).symlink_to(place)
-        return place, [*flags, "--layout=split/class", "--image_size=64", "--variants=1"]
-    other = names.new()
-    rows = [
-        {"path": name, "label": "ab"[number % 2], "patient": names.new(),
-         "split": ("train", "train", "val", "test")[number % 4], other: names.new()}
-        for number, name in enumerate([*files, f"{names.new()}.png"])
+def source_of(names, folder):
+    """Writes an input; returns its path and the flags that it needs."""
+    files, place = planted_tree(names), folder / names.new()
+    write_tree(place, files)
+    (place / next(iter(files))).parent.joinpath(names.new()).symlink_to(place)
+    return place, [
+        rf"--patient_regex=-(q[0-9]+zyx)-|{names.new()}", "--max_reject_fraction=0.5",
+        "--num_shards=2", "--leaks=drop", "--layout=split/class", "--image_size=64", "--variants=1",
     ]  # fmt: skip
-    table = write_csv(place / f"{names.new()}.csv", rows)
-    return write_zip(place / f"{names.new()}.zip", files), [*flags, f"--labels={table}"]
 
 
 def everything(folder):
@@ -109,10 +99,9 @@ def everything(folder):
     return content.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["folder", "zip and table"])
-def test_no_name_of_the_input_is_in_an_output(kind, secret, tmp_path, capfd):
+def test_no_name_of_the_input_is_in_an_output(secret, tmp_path, capfd):
     names = Names()
-    source, flags = source_of(kind, names, tmp_path)
+    source, flags = source_of(names, tmp_path)
     plain, hidden = tmp_path / "plain", tmp_path / "hidden"
     build_here(source, plain, *flags)
     assert len(names.found_in(everything(plain))) > 40  # so this test would see them
@@ -127,12 +116,12 @@ def test_no_name_of_the_input_is_in_an_output(kind, secret, tmp_path, capfd):
         values = set(_column(plain, column)) - {None}
         assert not [value for value in values if value.encode() in content]
     assert (hidden / "rejects.csv").read_text().count("\n") > 1
-    assert kind == "zip and table" or (hidden / "dropped.csv").read_text().count("\n") > 1
+    assert (hidden / "dropped.csv").read_text().count("\n") > 1
 
 
 def test_the_secret_and_the_names_of_files_stay_out_of_the_job(secret, tmp_path):
     names = Names()
-    source, flags = source_of("folder", names, tmp_path)
+    source, flags = source_of(names, tmp_path)
     with prepare(source, tmp_path / "out", *flags, f"--anonymize={secret}") as job:
         content = pickle.dumps((job.build, job.todo))
     assert secret.read_bytes() not in content
@@ -167,18 +156,6 @@ def test_of_the_other_columns_of_a_table_only_codes_of_studies_stay(secret, tmp_
     assert sorted(Counter(_column(built, "group")).values()) == [2, 2, 2]
     assert set(_column(built, "group")) == {f"study:{code}" for code in _column(built, "study")}
     assert "study-" not in str(_column(built, "group"))
-
-
-def test_the_images_are_not_in_the_order_of_their_names(secret, tmp_path):
-    names = [f"CNV/a-{number:02d}-1.png" for number in range(40)]
-    source = write_tree(tmp_path / "in", {name: jpeg(n) for n, name in enumerate(names)})
-    flags = ("--num_shards=1", "--layout=class")
-    built = build_here(source, tmp_path / "out", *flags, f"--anonymize={secret}")
-    plain = build_here(source, tmp_path / "plain", *flags)
-    hashes = [_column(folder, "file_xxh3") for folder in (built, plain)]
-    assert sorted(hashes[0]) == sorted(hashes[1])
-    # The public seed undoes the shuffle, so the order before it must not be that of the names.
-    assert hashes[0] != hashes[1]
 
 
 def test_the_private_table_tells_what_each_code_stands_for(secret, source_tree, tmp_path):

@@ -101,26 +101,20 @@ def test_the_copy_of_an_excluded_file_in_a_second_tree_does_not_take_its_place(t
     assert path not in str(rows_of(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("given", ["NFC", "NFD"])
 @pytest.mark.parametrize("entry", [{"patient": "Müller 03"}, {"path": "CNV/Müller 03"}])
-def test_a_name_is_excluded_in_each_of_its_forms(as_if_never_there, given, entry):
+def test_a_name_is_excluded_in_each_of_its_forms(as_if_never_there, entry):
+    names = [f"CNV/Müller 03/{form}" for form in ("NFC", "NFD")] + ["DME/Mo 3/NFC", "CNV/Noël/NFD"]
     files = {
-        unicodedata.normalize(form, f"{label}/{patient}/{form}.png"): jpeg(seed)
-        for seed, (label, patient, form) in enumerate(
-            (label, patient, form)
-            for label in ("CNV", "DME")
-            for patient in ("Müller 03" if label == "CNV" else "Mo 3", "Noël 04")
-            for form in ("NFC", "NFD")
-        )
+        unicodedata.normalize(name[-3:], f"{name}.png"): jpeg(k) for k, name in enumerate(names)
     }
-    rows = [{name: unicodedata.normalize(given, text) for name, text in entry.items()}]
+    rows = [{name: unicodedata.normalize("NFD", text) for name, text in entry.items()}]
     output = as_if_never_there(
         files, lambda path: "ller 03" in path, rows, "--layout=class/patient"
     )
-    assert {row["patient"] for row in rows_of(output)} == {"Noël 04", "Mo 3"}
+    assert {row["patient"] for row in rows_of(output)} == {"Noël", "Mo 3"}
 
 
-@pytest.mark.parametrize("form", ["the PatientID", "the PatientID and its issuer", "the code"])
+@pytest.mark.parametrize("form", ["the PatientID and its issuer", "the code"])
 def test_a_patient_of_dicom_files_is_found_and_each_frame_counts(as_if_never_there, tmp_path, form):
     site = {"site": "Bern"} if "issuer" in form else {}
     files = {}

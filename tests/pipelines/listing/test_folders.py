@@ -84,19 +84,6 @@ def test_any_other_tree_is_refused_with_flags_that_work(tree, flag, first, last)
     assert ends(drawn(tree), **typed(flag)) == [first, last]
 
 
-@pytest.mark.parametrize("tree", ["{train,val}/{1..2}.png", "{1..3}.png", "{A,B}/p{1..3}/1.png"])
-def test_a_refusal_names_the_other_places_of_labels(tree):
-    with pytest.raises(errors.UserError, match="--label_regex, or give a table with --labels"):
-        list_files(drawn(tree))
-
-
-def test_a_refusal_shows_the_number_of_names_of_each_level_and_four_of_them():
-    with pytest.raises(errors.UserError) as raised:
-        list_files(drawn("P{1..9}/{A,B}/1.png"))
-    assert "level 1, 9 names: P1, P2, P3, P4 and 5 more\n" in str(raised.value)
-    assert "level 2, 2 names: A, B\n" in str(raised.value)
-
-
 @pytest.mark.parametrize(("tree", "options", "wanted"), [
     ("{A,B}/{1..2}/x.png", {"layout": ("class", "patient")}, {"1", "2"}),
     ("{A,B}/p7{,/p9}/x_1.png", {"layout": ("class",), "patient_regex": r"p(\d+)[/_]"}, {"7"}),

