@@ -1,8 +1,7 @@
 """Decides what of a DICOM file is a picture; `pydicom.pixels` decodes, windows and colours it.
 
-Ours are: which frame, which window if there are several (the first), what becomes a reject, and one
-codec for each transfer syntax, so that the same files are accepted on every machine. pydicom and
-its codecs are an extra, `pip install '.[dicom]'` in the clone.
+Ours are: which frame, which window (the first), what becomes a reject, and one codec for each
+transfer syntax, so that every machine accepts the same files.
 """
 
 from __future__ import annotations
@@ -118,11 +117,6 @@ class Frame(NamedTuple):
     pixels: np.ndarray
     interpretation: str
     tags: Dataset
-
-
-def is_dicom(start: bytes) -> bool:
-    """Returns whether a file is DICOM, by its first 132 bytes (PS3.10, 7.1)."""
-    return start[128:132] == b"DICM"
 
 
 def codec_versions() -> dict[str, str]:

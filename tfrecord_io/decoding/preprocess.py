@@ -18,7 +18,7 @@ import PIL
 from PIL import features
 
 from tfrecord_io.decoding import dicom, formats
-from tfrecord_io.decoding.dicom import Frame, Header, codec_versions, is_dicom, read_header
+from tfrecord_io.decoding.dicom import Frame, Header, codec_versions, read_header
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import Reject, as_rejects
 from tfrecord_io.decoding.resize import stored_pixels
@@ -66,7 +66,8 @@ def find_pictures(
     Raises:
         ModuleNotFoundError: if it is a DICOM file, and pydicom or a codec is not installed.
     """
-    if name.lower().endswith(SINGLE_SUFFIXES) or not is_dicom(start):
+    # PS3.10, 7.1
+    if name.lower().endswith(SINGLE_SUFFIXES) or start[128:132] != b"DICM":
         return ONE_PICTURE
     header = read_header(start)
     if header is None:

@@ -210,13 +210,6 @@ class RecordLayout:
         """Returns the labels of framed records, float32 [num_records, num_classes], a copy."""
         return self.bytes_in(records, LABEL).copy().view("<f4")
 
-    def images_in(self, records: np.ndarray) -> np.ndarray:
-        """Returns the images of framed records, uint8 [num_records, height, width, channels].
-
-        They are a view where NumPy can make one.
-        """
-        return self.bytes_in(records, IMAGE).reshape(len(records), *self.image_shape)
-
     def find_damaged(self, records: np.ndarray, rows: np.ndarray | None = None) -> int | None:
         """Returns the first record that does not match its frame's checksums, or None.
 

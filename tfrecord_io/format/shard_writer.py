@@ -32,7 +32,8 @@ class ShardWriter:
         self._layout = layout
         num_records = max(BLOCK_BYTES // layout.stride, 1)
         self._block = np.empty((num_records, layout.stride), np.uint8)
-        self._pictures = layout.images_in(self._block)
+        images = layout.bytes_in(self._block, schema.IMAGE)
+        self._pictures = images.reshape(num_records, *layout.image_shape)  # a view
         self._num_waiting = 0
         self._boxes: list[tuple[int, int, int, int] | None] = []
         self._digest = hashlib.sha256()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import functools
 import io
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -198,7 +197,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for function in (number, with_flags, plain, show):
+    for function in (number, plain, show):
         templates.filters[function.__name__] = function
     return templates
 
@@ -244,15 +243,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return ", ".join(str(plain(item)) for item in value) or "none"
     return value
-
-
-def with_flags(text: str) -> markupsafe.Markup:
-    """Returns the escaped text with each command-line flag in an element that does not wrap."""
-    if isinstance(text, markupsafe.Markup):
-        return text
-    escaped = str(markupsafe.escape(printable(text)))
-    flag = r"(--[a-z_]+(?: (?:patient|drop|keep|fail|auto|pad|\d+))?)"
-    return markupsafe.Markup(re.sub(flag, r'<code class="flag">\1</code>', escaped))
 
 
 def picture(image: np.ndarray) -> Image.Image:

@@ -227,11 +227,7 @@ def read_file(url: str, size: int | None = None, version: int | None = None) -> 
 def create(url: str) -> Iterator[IO[bytes]]:
     """Opens a file for writing, which is uploaded when the block ends, unless the block fails.
 
-    Until then its content is in memory or on the local disk. The object appears only when it is
-    complete.
-
-    Raises:
-        StoreError: if the store refuses the file or does not answer.
+    The object appears only when it is complete. Raises StoreError if the store refuses it.
     """
     with tempfile.SpooledTemporaryFile(_PART_BYTES) as spool:
         yield spool
@@ -247,8 +243,7 @@ def create(url: str) -> Iterator[IO[bytes]]:
 def replace(url: str, content: bytes, seen: Any) -> Any:
     """Writes a file in place of the version that was seen, None: of none; returns its version.
 
-    Raises:
-        StoreError: `changed` if another version is there; otherwise what `write` raises.
+    Raises a StoreError, whose cause is `changed` if another version is there.
     """
     store, path = _open(url, retries=True)
     tags = ("e_tag", "version")  # the second one is Google Cloud's generation
@@ -270,10 +265,8 @@ def replace(url: str, content: bytes, seen: Any) -> Any:
 def list_files(folder: str, *, recursive: bool) -> list[StoredFile]:
     """Returns the files of a folder, with those of its subfolders if `recursive`.
 
-    Empty objects with which some tools represent folders are left out.
-
-    Raises:
-        StoreError: if the store does not answer, or an object has a name that no file can have.
+    Empty objects with which some tools represent folders are left out. Raises StoreError if the
+    store does not answer, or an object has a name that no file can have.
     """
     store, path = _open(folder, retries=True)
     root, prefix = folder[: len(folder) - len(path)].rstrip("/"), path.strip("/")
@@ -295,8 +288,7 @@ def list_files(folder: str, *, recursive: bool) -> list[StoredFile]:
 def copy(url: str, to: str) -> None:
     """Copies a file to a URL of the same store, which does it by itself.
 
-    Raises:
-        StoreError: if the store refuses, or has not copied all of it, as Azure may while it works.
+    Raises a StoreError if it refuses, or has not copied all of it, as Azure may while it works.
     """
     store, path = _open(url, retries=True)
     with _clear_errors(url):
