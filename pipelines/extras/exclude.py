@@ -21,7 +21,7 @@ from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import iterate_refs
 from pipelines.listing.table import read_columns
 from tfrecord_io.decoding.dicom import patient_code
-from tfrecord_io.format.person import Person
+from tfrecord_io.format.person import person
 from tfrecord_io.terminal.flags import flag
 from tfrecord_io.terminal.printing import counted, listed
 from tfrecord_io.terminal.spelling import found_in, one_form
@@ -57,7 +57,7 @@ def read_entries(file: Path) -> Entries:
     for number, row in enumerate(pa.table(columns).to_pylist(), start=1):
         if patient := row.get("patient"):
             site = row.get("site") or ""
-            entries["patient", str(Person(site, patient))].add(number)
+            entries["patient", person(site, patient)].add(number)
             # One who comes from the tags of DICOM is named by a hash of these.
             entries["patient", patient_code(patient, site)].add(number)
         if path := row.get("path"):

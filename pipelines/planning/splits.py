@@ -24,7 +24,7 @@ from pipelines.listing.refs import OTHER, REF_SCHEMA, iterate_refs
 from pipelines.sources.source import Member, Source, read_in_order
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format.groups import INPUTS, Groups, group_images, plural_unit
-from tfrecord_io.format.hashing import draw, hash_names
+from tfrecord_io.format.hashing import draw
 from tfrecord_io.terminal.flags import check, flag
 from tfrecord_io.terminal.printing import many
 
@@ -227,8 +227,7 @@ def chosen_splits(names: Sequence[str], shares: np.ndarray, seed: int) -> np.nda
     >>> chosen_splits(["patient:17", "patient:18"], np.array([0.1, 0.9]), 0)
     array([0, 1])
     """
-    draws = draw(hash_names(names), np.array([seed], np.uint64))[0]
-    places = (draws >> np.uint64(11)).astype(np.float64) / 2.0**53
+    places = (draw(names, seed) >> np.uint64(11)).astype(np.float64) / 2.0**53
     return np.searchsorted(np.cumsum(shares)[:-1], places, "right")
 
 

@@ -12,9 +12,6 @@ from tfrecord_io.terminal.flags import check, flag
 #: Pillow's filters, in lower case. All of them antialias when they reduce a picture.
 RESIZE_FILTERS = ("bilinear", "bicubic", "lanczos", "box")
 
-#: What becomes of a picture of another shape than the stored one, and what it is then called.
-FITS: Mapping[str, str] = {"stretch": "stretched", "pad": "padded"}
-
 # What every dataset of today has in common; a manifest names it all the same, for older readers.
 _FIXED = {"dtype": "uint8", "no_window": None, "physical": None}
 
@@ -64,7 +61,7 @@ class Preprocessing:
         "pad",
         "pictures of another shape: pad keeps it and adds black (but see --min_fill), stretch "
         "changes it",
-        choices=tuple(FITS),
+        choices=("stretch", "pad"),
     )
     min_fill: float = flag(
         0.5,

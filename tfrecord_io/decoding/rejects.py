@@ -41,8 +41,6 @@ _KINDS = (
     (rb"....ftyp", "mp4|avi|mov|mkv|webm|wmv",
      "a video: export its frames, with the patient in each path"),
     (rb"\s*<(!doctype )?html", "(?!)", "a web page, as of a failed download: download it again"),
-    (rb"(?!)", "nd2|czi|lif|lsm|vsi|mrxs|svs|ndpi",
-     "a microscope's file: export it as TIFF, as with bfconvert of Bio-Formats"),
     (rb"%pdf", "csv|tsv|xls|xlsx|parquet|json|xml|pdf",
      "no picture: give a table of labels with --labels"),
 )  # fmt: skip

@@ -141,11 +141,7 @@ def require(table: pa.Table, columns: Collection[str] = SCHEMA.names) -> None:
 
 
 def audited(table: pa.Table) -> pa.Table:
-    """Returns the columns of `SCHEMA` and `KNOWN` that a table has, without augmented copies.
-
-    Raises:
-        ManifestError: if a column of `SCHEMA` is missing.
-    """
+    """Returns the columns of `SCHEMA` and `KNOWN` that a table has, without augmented copies."""
     require(table)
     table = table.select([name for name in (*SCHEMA.names, *KNOWN) if name in table.column_names])
     # An augmented copy resembles its original on purpose, so it is not audited.
@@ -177,11 +173,7 @@ def in_stored_order(table: pa.Table, dataset: Manifest) -> pa.Table:
 
 
 def groups_in(table: pa.Table) -> Groups:
-    """Returns the groups of a table's images.
-
-    Raises:
-        ManifestError: if it has none.
-    """
+    """Returns the groups of a table's images; raises ManifestError if it has none."""
     if GROUP.name in table.column_names and pa.types.is_string(table[GROUP.name].type):
         names = table[GROUP.name].combine_chunks().cast(pa.large_string())
         are_ours = pc.match_substring_regex(names, f"^({'|'.join(SOURCES)}):")

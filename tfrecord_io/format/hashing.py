@@ -1,7 +1,7 @@
 """Numbers that follow from names and seeds alone: where a patient is split, how images are mixed.
 
->>> draw(hash_names(["patient:17", "patient:19"]), np.array([0], np.uint64)) % np.uint64(5)
-array([[0, 1]], dtype=uint64)
+>>> draw(["patient:17", "patient:19"]) % np.uint64(5)
+array([0, 1], dtype=uint64)
 """
 
 from __future__ import annotations
@@ -18,20 +18,11 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
-def hash_names(names: Sequence[str]) -> np.ndarray:
-    """Returns uint64 [num_names], the XXH3-64 of each name in UTF-8."""
+def draw(names: Sequence[str], seed: int = 0) -> np.ndarray:
+    """Returns a number for each name, uint64 [num_names]: its XXH3-64, mixed with the seed."""
     encoded = (name.encode("utf-8", "surrogateescape") for name in names)
-    return np.fromiter((xxhash.xxh3_64_intdigest(name) for name in encoded), np.uint64)
-
-
-def draw(hashes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """Returns a number for each name and seed, uint64 [num_seeds, num_names].
-
-    It is the name's hash, uint64 [num_names] of `hash_names`, mixed with the seed, uint64
-    [num_seeds].
-    """
-    with np.errstate(over="ignore"):
-        return splitmix64(hashes[None, :] + splitmix64(seeds)[:, None])
+    hashes = np.fromiter((xxhash.xxh3_64_intdigest(name) for name in encoded), np.uint64)
+    return splitmix64(hashes + splitmix64(np.array([seed], np.uint64)))
 
 
 def splitmix64(state: np.ndarray) -> np.ndarray:

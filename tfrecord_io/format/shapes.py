@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from tfrecord_io.decoding.options import FITS, Preprocessing
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format.manifest import Manifest
 
 # Shapes that differ by less than this factor count as one.
@@ -48,7 +48,7 @@ def warn_of_unseen(
     ]
     if not trained or not unseen:
         return None
-    how = "padded with black" if preprocessing.fit == "pad" else FITS[preprocessing.fit]
+    how = "padded with black" if preprocessing.fit == "pad" else "stretched"
     seen, learned = (
         " to ".join(dict.fromkeys(f"{shape:#.2g}".rstrip(".") for shape in (some[0], some[-1])))
         for some in (unseen, trained)

@@ -24,15 +24,6 @@ def one_form(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
-def written(name: str) -> str:
-    r"""Returns a name as a terminal shows it, with escapes for what cannot be seen or typed.
-
-    >>> written("no\u200btumor "), written("no tumor")
-    ('no\\u200btumor\\x20', 'no tumor')
-    """
-    return re.sub(r"^ | $", r"\\x20", printable(name))
-
-
 def in_one_form(value: Any) -> Any:
     """Returns a text, and those in a tuple or mapping, in `one_form`; anything else as it is."""
     if type(value) is str:  # an `Address` is opened as it was given
@@ -70,10 +61,10 @@ def found_in(path: str, pattern: re.Pattern[str]) -> str | None:
 
 
 def rename_flag(names: Mapping[str, str]) -> str:
-    r"""Returns the flag of a build that gives labels other names, as a shell reads it.
+    """Returns the flag of a build that gives labels other names, as a shell reads it.
 
     >>> rename_flag({"no tumor": "no_tumor", "b": "c"})
     "--rename_classes 'no tumor=no_tumor,b=c'"
     """
-    pairs = (f"{written(old)}={written(new)}" for old, new in names.items())
+    pairs = (f"{printable(old)}={printable(new)}" for old, new in names.items())
     return f"--rename_classes {shlex.quote(','.join(pairs))}"

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tfrecord_io.format import examples
 from tfrecord_io.format.examples import IDENTITY, SITE
 from tfrecord_io.format.groups import Groups
-from tfrecord_io.format.hashing import draw, hash_names
+from tfrecord_io.format.hashing import draw
 from tfrecord_io.format.manifest import STATISTICS_SPLIT, Manifest, ManifestError
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.reading.mapped import MappedDataset
@@ -242,6 +242,5 @@ def patient_folds(groups: Groups, num_folds: int) -> np.ndarray:
     the upper bits of the hash, and the fold by the remainder, so that the two are independent.
     """
     encoded = groups.names.dictionary_encode()
-    (drawn,) = draw(hash_names(encoded.dictionary.to_pylist()), np.zeros(1, np.uint64))
-    fold_of = (drawn % np.uint64(num_folds)).astype(np.int64)
+    fold_of = (draw(encoded.dictionary.to_pylist()) % np.uint64(num_folds)).astype(np.int64)
     return fold_of[encoded.indices.to_numpy()]
