@@ -59,8 +59,7 @@ def render(
 
     `examples` is what `examples.audited` returns.
     """
-    kind, dataset = dataset.label_kind, recounted(dataset, examples)
-    labels = f"in {counted(dataset.num_classes, kind.noun, kind.plural)}"
+    labels, dataset = dataset.label_kind.describe(dataset.label_names), recounted(dataset, examples)
     of_splits = collections.Counter(examples["split"].to_pylist())
     sizes = {name: of_splits[name] for name in dataset.splits}
     roles = dict(dataset.audit.get("layout") or ())

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from tfrecord_io.terminal.printing import counted
+
 #: Between the names in the text of a label, and the text of a label without a name.
 SEPARATOR, NONE = "|", "none"
 
@@ -84,6 +86,10 @@ class LabelKind:
         for text, row in rows.items():
             of_text[row, [places[name] for name in self.names_in(text)]] = True
         return of_text[np.fromiter((rows[text] for text in texts), np.int64, len(texts))]
+
+    def describe(self, label_names: Sequence[str]) -> str:
+        """Returns what labels a dataset has, such as `in 4 classes`."""
+        return f"in {counted(len(label_names), self.noun, self.plural)}"
 
 
 class OneClass(LabelKind):

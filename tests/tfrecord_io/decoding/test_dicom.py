@@ -222,24 +222,6 @@ def test_unused_high_bits_say_nothing(ending, dtype):
     assert np.abs(decoded(data) - expected).max() <= 0.51
 
 
-# ---- colours
-
-
-@pytest.mark.parametrize("bits", [8, 16])
-def test_a_palette_becomes_its_colours(bits):
-    """The value 3 lies beyond the palette, which has those from 0 to 2."""
-    channels = (1, 2, 3), (50, 60, 70), (255, 254, 253)
-    tags = {(0x0028, n, "US"): struct.pack("<3H", 3, 0, bits) for n in range(0x1101, 0x1104)}
-    for number, entries in zip(range(0x1201, 0x1204), channels, strict=True):
-        entries = np.array(entries, "<u2") << bits - 8
-        tags[0x0028, number, "OW"] = entries.tobytes()
-    found = decoded(
-        dicom_file(np.array([[0, 1, 2, 3]], np.uint8), tags, photometric="PALETTE COLOR"),
-        channels=3,
-    )
-    assert found.tolist() == [[1, 50, 255], [2, 60, 254], [3, 70, 253], [3, 70, 253]]
-
-
 # ---- frames
 
 

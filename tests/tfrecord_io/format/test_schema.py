@@ -98,14 +98,6 @@ def test_padding_is_a_small_part_of_a_record(shape, block_length, stride):
 
 
 @pytest.mark.parametrize(
-    ("shape", "num_classes"), [((0, 1, 1), 4), ((1, 1), 4), ((1, 1, 2), 4), ((1, 1, 1), 0)]
-)
-def test_a_layout_that_cannot_be_is_refused(shape, num_classes):
-    with pytest.raises(ValueError, match=r"(image_shape|num_classes) must be"):
-        RecordLayout(image_shape=shape, num_classes=num_classes)
-
-
-@pytest.mark.parametrize(
     ("image", "label", "key", "message"),
     [
         (bytes(7), [1, 0, 0, 0], KEY, "expected 6 bytes of pixels"),
@@ -119,6 +111,12 @@ def test_what_does_not_fit_the_layout_is_refused(image, label, key, message):
     layout = RecordLayout(image_shape=(2, 3, 1), num_classes=4)
     with pytest.raises(ValueError, match=message):
         layout.encode_record(image, np.array(label, np.float32), key)
+
+
+def test_a_layout_that_cannot_be_is_refused():
+    for shape, num_classes in (((0, 1, 1), 4), ((1, 1), 4), ((1, 1, 2), 4), ((1, 1, 1), 0)):
+        with pytest.raises(ValueError, match=r"(image_shape|num_classes) must be"):
+            RecordLayout(image_shape=shape, num_classes=num_classes)
 
 
 # ---- shards

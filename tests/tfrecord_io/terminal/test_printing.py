@@ -8,18 +8,10 @@ from hypothesis import strategies as st
 from tfrecord_io.terminal.printing import csv_cell, no_formula, printable
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("train/CNV/données ß 漢.png", "train/CNV/données ß 漢.png"),
-        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
-        ("two\nlines\r", "two\\nlines\\r"),
-        ("a\0b\udcff", "a\\x00b\\udcff"),
-        ("left\u202eto right", "left\\u202eto right"),
-    ],
-)
-def test_what_is_not_printable_is_escaped_and_letters_stay(text, expected):
-    assert printable(text) == expected
+def test_what_is_not_printable_is_escaped_and_letters_stay():
+    assert printable("données ß 漢.png") == "données ß 漢.png"
+    assert printable("\x1b]\n\0\udcff\u202e") == "\\x1b]\\n\\x00\\udcff\\u202e"
+    assert (printable("abcdef", 6), printable("abcdefg", 6)) == ("abcdef", "abcde…")
 
 
 @given(st.text())
@@ -28,11 +20,6 @@ def test_any_text_becomes_printable_once_and_for_all(text):
     assert shown.isprintable()
     assert printable(shown) == shown
     shown.encode("utf-8")
-
-
-def test_a_long_text_is_cut():
-    assert printable("abcdef", 6) == "abcdef"
-    assert printable("abcdefg", 6) == "abcde…"
 
 
 @pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
