@@ -94,7 +94,6 @@ def prepared(
 ) -> tuple[Session, Steps]:
     """Returns a training of a network with random weights, and its steps."""
     from train.training.config import TrainConfig
-    from train.training.session import session_of
     from train.training.timing import prepare_steps
 
     config = TrainConfig.of(
@@ -106,9 +105,7 @@ def prepared(
         precision=args.precision,
         **settings,
     )
-    num_steps = (args.rounds + 1) * args.steps + 1
-    session, steps = prepare_steps(session_of(config), num_steps=num_steps)
-    return session, steps
+    return prepare_steps(config, num_steps=(args.rounds + 1) * args.steps + 1)
 
 
 def decoded_by_grain(args: argparse.Namespace, data: ReadData) -> Iterator[np.ndarray]:
@@ -129,7 +126,7 @@ def placed(session: Session, steps: Steps, batches: Iterator[np.ndarray]) -> Any
     """Returns batches of images as a step takes them, on its device."""
     from train.data import augmentation
 
-    size = session.plan.config.input.global_batch_size or 0
+    size = session.config.input.global_batch_size or 0
     labels = np.eye(len(LABEL_NAMES), dtype=np.float32)[np.arange(size) % len(LABEL_NAMES)]
     weights = np.full(size, 1 / size, np.float32)
     draws = np.zeros((size, augmentation.NUM_DRAWS), np.float32)

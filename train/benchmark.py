@@ -17,7 +17,6 @@ from pathlib import Path
 from tfrecord_io.stores.files import write_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.flags import flag
-from train.extras.bucket import open_run
 from train.machine import console
 from train.training import config as train_config
 from train.training.config import TrainConfig
@@ -54,17 +53,16 @@ def measure(config: TrainConfig, replicas: int, options: BenchmarkOptions) -> di
 
     The input ratio is 1 if the input costs nothing. Raises UserError if there are fewer devices.
     """
-    from train.training.session import session_of
     from train.training.timing import prepare_steps, time_rounds
 
     num_steps, num_rounds = options.steps, options.rounds
     # The batch of a replica stays, and that of all replicas grows with them.
-    session = session_of(config.replace(gpus=replicas))
-    session, steps = prepare_steps(session, num_steps=(num_rounds + 1) * num_steps)
+    config = config.replace(gpus=replicas)
+    session, steps = prepare_steps(config, num_steps=(num_rounds + 1) * num_steps)
     fed, others = (steps.iterate(session.training_batches(0)) for _ in range(2))
     sources = {"fed": fed, "repeated": itertools.repeat(next(others))}
     times = time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
-    images = num_steps * (session.plan.config.input.global_batch_size or 0)
+    images = num_steps * (session.config.input.global_batch_size or 0)
     (seconds, waited), (repeated, _) = times["fed"], times["repeated"]
     return {
         "replicas": replicas,
@@ -87,7 +85,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
     # Speed does not depend on the values of the weights. The batch of a replica must not depend on
     # how many there are.
     defaults = {"weights": "none", "replica_batch_size": 64}
-    config = train_config.from_arguments(arguments, open_run, **defaults)
+    config = train_config.from_arguments(arguments, **defaults)
     with console.hide_native_noise():
         from train.machine.devices import configure_devices
         from train.training import trainer  # noqa: F401 - imports all that writes notes at import

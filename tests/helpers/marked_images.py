@@ -202,12 +202,12 @@ def claimed(config: TrainConfig, folder: Path | RunFolder, **how: bool) -> Itera
     """Claims the folder of a run as a training does."""
     from train.machine.places import RunFolder
     from train.training.claim import claim
-    from train.training.session import session_of
+    from train.training.session import open_sessions
 
-    session = session_of(config)
+    (session,) = open_sessions(config)
     run = folder if isinstance(folder, RunFolder) else RunFolder.at(folder)
     manifest, devices = session.data.manifest, session.devices
-    with claim(run, session.plan.config, manifest, devices, **how):
+    with claim(run, session.config, manifest, devices, **how):
         yield run.path
 
 

@@ -12,14 +12,13 @@ console.set_defaults()
 
 from train.networks.optimizers import averaged_weights  # noqa: E402
 from train.training.config import TrainConfig  # noqa: E402 - after the settings that Keras reads
-from train.training.session import session_of  # noqa: E402
+from train.training.session import open_sessions  # noqa: E402
 
 
 def losses(config: TrainConfig) -> dict[str, object]:
     """Returns the loss of each step, the number of graphs built, and predictions."""
-    session = session_of(config)
-    plan, devices = session.plan, session.devices
-    num_steps = plan.steps_after[-1]
+    (session,) = open_sessions(config)
+    num_steps = session.steps_after[-1]
     network = session.build_network("float32")
     steps = session.training_steps(network)
     batches = steps.iterate(session.training_batches(0))
@@ -30,9 +29,9 @@ def losses(config: TrainConfig) -> dict[str, object]:
         counts.append(float(results.totals[2]))
     steps.sync()
     with averaged_weights(steps.optimizer, network.logits.trainable_variables):
-        probabilities, _ = steps.predict(session.evaluation_batches(plan.parts.test))
+        probabilities, _ = steps.predict(session.evaluation_batches(session.parts.test))
     return {
-        "replicas": devices.num_replicas,
+        "replicas": session.devices.num_replicas,
         "losses": [total / count for total, count in zip(sums, counts, strict=True)],
         "counts": counts,
         "num_traces": steps.num_traces,

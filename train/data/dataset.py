@@ -32,8 +32,6 @@ IMAGE_COLUMNS = (*IDENTITY, "file_xxh3")
 # Columns that are read, besides those that are measured.
 _COLUMNS = (*IMAGE_COLUMNS, "path", "split", "shard", "row", "variant")
 
-_TEXT = pa.string()
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
@@ -63,8 +61,8 @@ class Dataset:
     """A dataset, with all that is known of its examples but their pixels and labels.
 
     Attributes:
-        table: a row an example, in the order in which they are stored, split after split: what
-            examples.parquet has of the columns that a run uses.
+        table: a row an example in stored order, split after split, with the columns of
+            examples.parquet that a run uses.
         groups: of the same examples.
         measured: the columns of the table whose values are measured by themselves.
     """
@@ -114,7 +112,7 @@ class Dataset:
     @functools.cached_property
     def images(self) -> pa.Table:
         """The `IMAGE_COLUMNS` of all examples as texts; null if unknown."""
-        return pa.table({name: self.column(name).cast(_TEXT) for name in IMAGE_COLUMNS})
+        return pa.table({name: self.column(name).cast(pa.string()) for name in IMAGE_COLUMNS})
 
     @functools.cached_property
     def stored(self) -> MappedDataset:
@@ -223,23 +221,22 @@ def divided(dataset: Dataset, folds: FoldOptions) -> Part:
         UserError: if the splits have no examples.
     """
     named = (folds.fold_splits or "train,val").split(",")
-    everyone = dataset.part(*named)
     if folds.fold_splits:
         dataset.manifest.split(named)  # raises ManifestError
-    if everyone is None:
-        raise UserError(
-            f"--folds: the splits {', '.join(named)} of {dataset.path} have no images; name "
-            "others with --fold_splits"
-        )
-    return everyone
+    if everyone := dataset.part(*named):
+        return everyone
+    raise UserError(
+        f"--folds: the splits {', '.join(named)} of {dataset.path} have no images; name others "
+        "with --fold_splits"
+    )
 
 
 def patient_folds(groups: Groups, num_folds: int) -> np.ndarray:
     """Returns the fold of each example, int64 [num_examples]; a group is in one fold.
 
-    The fold is a hash of the group's name, as the split of `--splits patient` is. A patient
-    therefore stays in its fold when images are added, and on every machine. A split is decided by
-    the upper bits of the hash, and the fold by the remainder, so that the two are independent.
+    The fold is a hash of the group's name, so a patient stays in its fold when images are added. A
+    split of `--splits patient` is decided by the upper bits of that hash, and the fold by the
+    remainder, so the two are independent.
     """
     encoded = groups.names.dictionary_encode()
     fold_of = (draw(encoded.dictionary.to_pylist()) % np.uint64(num_folds)).astype(np.int64)

@@ -1,8 +1,8 @@
 """From the reader's batches to what a step takes: weights that add up, one batch a replica.
 
-The reader fills up a short last batch with copies of weight zero: a step wants one shape, because
-another shape means another graph, and a replica without any example means NaN. What is left to do
-here is to make the weights of a step add up to one, and to add the random numbers of its examples.
+The reader fills up a short last batch with copies of weight zero: another shape means another
+graph, and a replica without any example means NaN. Here the weights of a step are made to add up to
+one, and the random numbers of its examples are added.
 """
 
 from __future__ import annotations

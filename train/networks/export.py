@@ -33,7 +33,6 @@ from train.machine.places import OWN_FILES
 from train.results import thresholds
 
 EXPORT_NAME = "export"
-SAVED_MODEL_NAME = "saved_model"
 
 #: Largest difference of a probability between the model and its reloaded copy. Another graph may
 #: add in another order.
@@ -67,16 +66,26 @@ def export_model(
         if OWN_FILES.fullmatch(f"{EXPORT_NAME}/{path.relative_to(directory).as_posix()}"):
             path.unlink()
     model.save(directory / "model.keras")
+    # The other forms are written from the copy, which lies on one device.
     copy = keras.saving.load_model(directory / "model.keras", compile=False)
-    require_same("model.keras", answer(copy, images), expected)
-    write_other_forms(copy, directory)
+    require_same("model.keras", copied := answer(copy, images), expected)
+    copy.save_weights(directory / "model.weights.h5")
+    (directory / "architecture.json").write_text(copy.to_json(), encoding="utf-8")
+    rebuilt = keras.models.model_from_json(copy.to_json())
+    rebuilt.load_weights(directory / "model.weights.h5")
+    require_same("model.weights.h5", answer(rebuilt, images), copied)
+    if importlib.util.find_spec("tensorflow") is not None:
+        served = _serve(copy, directory / "saved_model", images)
+        require_same("saved_model", served, copied)
+    else:
+        print("note: the export has no saved_model, which TensorFlow writes")
     content = {
         "input": {"shape": list(manifest.image_shape), "dtype": "uint8", "name": "image"},
         "preprocessing": dict(manifest.preprocessing),
         "shapes": shapes.of_dataset(manifest, splits),
         "label_names": list(manifest.label_names),
         **manifest.label_kind.entry,
-        # What made the pixels of the files; predict warns where it differs.
+        # What made the pixels of the files.
         "decoder": {
             name: manifest.versions[name]
             for name in (*decoder_versions(), *dicom.PACKAGES)
@@ -89,29 +98,6 @@ def export_model(
         write_json(directory / thresholds.FILE_NAME, chosen)
 
 
-def write_other_forms(model: keras.Model, directory: Path) -> None:
-    """Writes the forms beside `model.keras`, loads each again and compares their predictions.
-
-    The model is that in `model.keras`, loaded, so that it lies on one device.
-
-    Raises:
-        TrainingError: if a form predicts something else than the model.
-    """
-    images = noise_for(model)
-    expected, found = answer(model, images), {}
-    model.save_weights(directory / "model.weights.h5")
-    (directory / "architecture.json").write_text(model.to_json(), encoding="utf-8")
-    rebuilt = keras.models.model_from_json(model.to_json())
-    rebuilt.load_weights(directory / "model.weights.h5")
-    found["model.weights.h5"] = answer(rebuilt, images)
-    if importlib.util.find_spec("tensorflow") is not None:
-        found[SAVED_MODEL_NAME] = _serve(model, directory / SAVED_MODEL_NAME, images)
-    else:
-        print(f"note: the export has no {SAVED_MODEL_NAME}, which TensorFlow writes")
-    for name, answers in found.items():
-        require_same(name, answers, expected)
-
-
 def noise_for(model: keras.Model) -> np.ndarray:
     """Returns eight images of noise, as a model takes them."""
     size = (8, *model.input_shape[1:])
@@ -121,10 +107,7 @@ def noise_for(model: keras.Model) -> np.ndarray:
 def require_same(
     form: str, answers: np.ndarray, expected: np.ndarray, tolerance: float = _TOLERANCE
 ) -> None:
-    """Compares the answers of an exported form, loaded again, with those of the model.
-
-    The tolerance is that of a probability. Raises a TrainingError if they differ by more.
-    """
+    """Raises TrainingError if a form, loaded again, answers otherwise than the model."""
     difference = float(np.abs(answers - expected).max())
     if not difference <= tolerance:
         raise TrainingError(

@@ -18,10 +18,10 @@ from tfrecord_io.terminal.errors import UserError
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
 from train.machine.errors import TrainingError
-from train.networks.efficientnet_lite import efficientnet_lite
+from train.networks.efficientnet_lite import efficientnet_lite0
 from train.networks.options import (
     APPLICATIONS,
-    LITE_MODELS,
+    LITE_MODEL,
     OWN_MODELS,
     TUTORIAL_MODELS,
     NetworkOptions,
@@ -122,11 +122,10 @@ def build_network(
 
 
 def freeze(backbone: keras.Model, trainable_layers: int | None) -> None:
-    """Freezes the layers of a pretrained network that training does not change.
+    """Freezes all but the last layers of a pretrained network, and its batch normalization.
 
-    Batch normalization is among them: its statistics were computed over ImageNet, and a few steps
-    on small batches would destroy what the layers above rely on. Source: Keras' guide "Transfer
-    learning & fine-tuning".
+    The statistics of that were computed over ImageNet, and a few steps on small batches would
+    destroy what the layers above rely on. Source: Keras' guide "Transfer learning & fine-tuning".
 
     Args:
         backbone: of a `Network`.
@@ -141,11 +140,7 @@ def freeze(backbone: keras.Model, trainable_layers: int | None) -> None:
 
 
 def restore(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
-    """Sets variables to the arrays of a group of a checkpoint.
-
-    Raises:
-        TrainingError: if they differ in number or shape.
-    """
+    """Sets variables to arrays of a checkpoint; TrainingError if number or shapes differ."""
     ours = [tuple(variable.shape) for variable in variables]
     theirs = [value.shape for value in values]
     if ours != theirs:
@@ -162,13 +157,10 @@ def _small_resnet(features, statistics: PixelStatistics | None, synchronized: bo
 
     Blocks are pre-activated (He et al. 2016, "Identity mappings in deep residual networks"), and
     their branches start at zero (Goyal et al. 2017, "Accurate, large minibatch SGD", section 5.1).
-    One batch normalization per block is enough to learn faint differences, and takes less CPU time
-    than the usual two. Its statistics are those of the global batch, so that any number of replicas
-    learns the same.
+    Batch normalization is over the global batch, so that any number of replicas learns the same.
 
-    The first convolution reduces the image to a grid of 28 to 72 cells per side. Larger images are
-    averaged down before it. The head gets the mean and the maximum over the last grid, because a
-    finding may fill the scan or a single cell.
+    The first convolution reduces the image to a grid of 28 to 72 cells per side. The head gets the
+    mean and the maximum over the last grid, because a finding may fill the scan or a single cell.
     """
     layers = keras.layers
     assert statistics is not None  # the session computes them for this network
@@ -241,45 +233,51 @@ def _convnet(features):
 
 def _backbone(features, options: NetworkOptions):
     """Returns flat features [batch, channels] of pixels in 0..255, and the network inside."""
-    _, height, width, channels = features.shape
+    name, (_, height, width, channels) = options.model, features.shape
     if channels == 1:
         features = keras.layers.Concatenate(name="grey_to_rgb")([features] * 3)
     elif channels != 3:
-        raise UserError(f"--model {options.model} needs 1 or 3 channels, received {channels}")
-    shape, pretrained = (height, width, 3), options.initial_weights == "imagenet"
-    if options.model in LITE_MODELS:
+        raise UserError(f"--model {name} needs 1 or 3 channels, received {channels}")
+    weights = options.initial_weights
+    if name == LITE_MODEL:
         features = scale(features, "lite")
-        backbone = efficientnet_lite(options.model, pretrained=pretrained)
+        backbone = efficientnet_lite0(pretrained=weights == "imagenet")
     else:
-        features = scale(features, APPLICATIONS[options.model][1])
-        backbone = _application(options.model, shape, pretrained=pretrained)
-    _load_weights(backbone, options)
-    if options.model == "vgg16":
+        constructor, mode = APPLICATIONS[name]
+        features = scale(features, mode)
+        build = getattr(keras.applications, constructor)
+        published = "imagenet" if weights == "imagenet" else None
+        try:
+            shape = (height, width, 3)
+            backbone = build(include_top=False, weights=published, input_shape=shape)
+        except ValueError as error:
+            raise UserError(
+                f"--model {name} does not take images of {height}x{width} pixels: {error}; "
+                "use --model small_resnet or build larger images"
+            ) from error
+        except Exception as error:
+            # Keras raises a plain Exception if a download fails.
+            if not published:
+                raise
+            raise UserError(
+                f"the ImageNet weights of {name} could not be downloaded: {error}\nUse --model "
+                f"{LITE_MODEL}, whose weights are a package, --weights FILE with a file that was "
+                f"downloaded elsewhere (Keras names it {name}_..._notop.h5), or --weights none "
+                "for random weights"
+            ) from error
+    if weights not in ("imagenet", "none"):
+        try:
+            backbone.load_weights(local_path(weights))
+        except Exception as error:  # h5py and Keras raise many types for a wrong file
+            reason = str(error).strip().partition("\n")[0]
+            raise UserError(
+                f"--weights {weights} does not fit {name}: {reason:.300}; expected imagenet, none, "
+                "or a file of its weights as Keras saves or publishes them. The network of another "
+                "run is taken with --init RUN"
+            ) from error
+    if name == "vgg16":
         return keras.layers.Flatten(name="flatten")(backbone(features)), backbone
     return keras.layers.GlobalAveragePooling2D(name="pool")(backbone(features)), backbone
-
-
-def _application(name: str, shape: tuple[int, int, int], *, pretrained: bool) -> keras.Model:
-    """Returns a network of keras.applications without its top."""
-    build = getattr(keras.applications, APPLICATIONS[name][0])
-    published = "imagenet" if pretrained else None
-    try:
-        return build(include_top=False, weights=published, input_shape=shape)
-    except ValueError as error:
-        raise UserError(
-            f"--model {name} does not take images of {shape[0]}x{shape[1]} pixels: {error}; "
-            "use --model small_resnet or build larger images"
-        ) from error
-    except Exception as error:
-        # Keras raises a plain Exception if a download fails.
-        if not published:
-            raise
-        raise UserError(
-            f"the ImageNet weights of {name} could not be downloaded: {error}\n"
-            "Use --model efficientnet_lite0, whose weights are a package, --weights FILE with a "
-            f"file that was downloaded elsewhere (Keras names it {name}_..._notop.h5), or "
-            "--weights none for random weights"
-        ) from error
 
 
 def scale(images, mode: str):
@@ -302,22 +300,3 @@ def scale(images, mode: str):
         mean = tuple(255 * value for value in (0.485, 0.456, 0.406))
         variance = tuple((255 * value) ** 2 for value in (0.229, 0.224, 0.225))
     return keras.layers.Normalization(mean=mean, variance=variance, name=name)(images)
-
-
-def _load_weights(model: keras.Model, options: NetworkOptions) -> None:
-    """Loads a weights file, if one is given: of Keras' `save_weights`, or one that it publishes."""
-    path = options.initial_weights
-    if path in ("imagenet", "none"):
-        return
-    if not local_path(path).is_file():
-        raise UserError(
-            f"--weights {path}: this file does not exist; expected imagenet, none or a weights file"
-        )
-    try:
-        model.load_weights(path)
-    except Exception as error:  # h5py and Keras raise many types for a wrong file
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(
-            f"--weights {path} does not fit {model.name}: {reason:.300}; expected its weights as "
-            "Keras saves or publishes them. The network of another run is taken with --init RUN"
-        ) from error

@@ -44,13 +44,8 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 class _OwnRates:
     """Mixed into an optimizer: pretrained variables get a share of the learning rate.
 
-    Each variable decays by its own rate, where Keras' decay knows only one rate.
-
-    Attributes:
-        decay: weight decay of kernels; biases and scales do not need it.
-        pretrained: paths of the variables with a share of the learning rate.
-        share: of the learning rate, for those.
-        head_steps: steps in which their share is zero.
+    Kernels decay by their own rate, where Keras' decay knows only one rate. `pretrained` has the
+    paths of the variables with the `share`, which is zero in the first `head_steps`.
     """
 
     decay: float = 0.0
@@ -59,10 +54,7 @@ class _OwnRates:
     head_steps: int = 0
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Makes the state of these variables, and notes by index which are treated how.
-
-        `update_step` can find a variable by its index only.
-        """
+        """Makes the state of these variables; `update_step` finds each by its index."""
         self._is_pretrained = tuple(variable.path in self.pretrained for variable in variables)
         undecayed = ("bias", "beta", "gamma")
         self._decays = tuple(
@@ -91,17 +83,15 @@ def make_optimizer(
 ) -> keras.optimizers.Optimizer:
     """Returns a fresh optimizer; the options are resolved.
 
-    A cosine reaches zero after `num_steps`. `pretrained`
-    are the paths of the variables whose rate is the one for fine-tuning; in the first `head_steps`
-    these stay as they are.
+    A cosine reaches zero after `num_steps`. `pretrained` are the paths of the variables whose rate
+    is the one for fine-tuning; in the first `head_steps` these stay as they are.
     """
     warmup_steps = min(options.warmup_steps or 0, num_steps)
     rate: float | WarmupSchedule = options.learning_rate
     if warmup_steps or options.schedule == "cosine":
         decay_steps = num_steps - warmup_steps if options.schedule == "cosine" else None
         rate = WarmupSchedule(options.learning_rate, warmup_steps, decay_steps)
-    # Keras averages only the variables that the optimizer updates. The other variables that
-    # training changes, the statistics of batch normalization, are moving averages already.
+    # Keras averages what the optimizer updates; statistics of batch normalization are averages.
     arguments: dict[str, Any] = {}
     if options.ema_decay:
         arguments |= {"use_ema": True, "ema_momentum": options.ema_decay}

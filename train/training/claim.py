@@ -47,10 +47,9 @@ def claim(
         "num_replicas": devices.num_replicas,
         "versions": versions(),
     }
-    lock = file_lock.held(workdir / ".lock", f"training in {address}")
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(lock)
+            stack.enter_context(file_lock.held(workdir / ".lock", f"training in {address}"))
         except OSError as error:
             raise UserError(f"--workdir {address} cannot be written to: {error}") from error
         # A killed process leaves temporary files; the lock ensures that no other process writes.
@@ -59,28 +58,27 @@ def claim(
         settle = functools.partial(replace.settle, Folder(workdir), OWN_FILES)
         settle()
         path = workdir / train_config.FILE_NAME
-        is_replacing = overwrite and path.exists()
-        if path.exists():
+        if is_run := path.exists():
             found = train_config.load(path)
-            has_begun = not overwrite and any(workdir.rglob(CHECKPOINT_NAME))
-            if has_begun and (changed := train_config.differences(content, found)):
+            changed = train_config.differences(content, found)
+            if overwrite:
+                stack.enter_context(console.cleaned_up(settle))
+                replace.set_aside(Folder(workdir), OWN_FILES)
+            elif changed and any(workdir.rglob(CHECKPOINT_NAME)):
                 raise UserError(
                     f"{address} contains a run with another configuration:\n  "
                     + "\n  ".join(changed)
                     + f"\nTrain on from that run with --init {address} and another --workdir, or "
                     "replace it with --overwrite"
                 )
-            if overwrite:
-                stack.enter_context(console.cleaned_up(settle))
-                replace.set_aside(Folder(workdir), OWN_FILES)
         elif any(entry.name != ".lock" for entry in workdir.iterdir()):
             raise UserError(
-                f"{address} is not empty and has no {train_config.FILE_NAME}: it is not a run "
-                "folder. Use another --workdir"
+                f"{address} is not empty and has no {path.name}: it is not a run folder. Use "
+                "another --workdir"
             )
         write_json(path, content)
         # A folder with a checkpoint, but without this file, would be refused after a power cut.
         sync_folder(workdir)
-        if not is_replacing:
+        if not (is_run and overwrite):
             folder.save()
         yield

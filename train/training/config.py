@@ -11,20 +11,18 @@ import dataclasses
 import json
 import os
 import typing
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.terminal import flags, printing
-from tfrecord_io.terminal.address import Address, is_inside, is_remote, local_path
+from tfrecord_io.terminal.address import is_inside, is_remote, local_path
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import flag
-from tfrecord_io.terminal.printing import listed
 from train.data.options import AugmentOptions, FoldOptions, InputOptions
+from train.extras.bucket import open_run
 from train.machine import console
 from train.machine.devices import DeviceOptions
-from train.machine.places import open_local
 from train.networks.options import NetworkOptions, OptimizerOptions
 from train.results.options import MeasureOptions, ThresholdOptions
 
@@ -111,7 +109,8 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     `ours` is of the requested run, resolved, and `theirs` of the run in the folder. A run may
     continue with other values of the options that are declared `is_operational`.
     """
-    free = {field.name for field, _ in _fields() if field.metadata.get("is_operational")}
+    fields = [field for _, group in _groups() for field in dataclasses.fields(group)]
+    free = {field.name for field in fields if field.metadata.get("is_operational")}
     if ours["config"].get("epochs") != theirs["config"].get("epochs"):
         free |= {"ema_decay", "warmup_steps", "head_epochs"}  # they follow from the epochs
 
@@ -129,23 +128,16 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     `config` has the fields of `TrainConfig` as JSON values; `claim.claim` adds the others.
 
     Raises:
-        UserError: if the file does not exist, is not a configuration, or has unknown settings or
-            a value of the wrong type.
+        UserError: if the file does not exist, or is not a configuration of this version.
     """
     path = local_path(path)
     path = path / FILE_NAME if path.is_dir() else path
-    types_of = {field.name: kind for field, kind in _fields()}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        settings = content["config"]
-        for name, value in settings.items():
-            kind = types_of[name]  # KeyError: a setting that this version does not know
-            stored = {float: (int, float), Address: str}.get(kind, kind)
-            if value is not None and not isinstance(value, stored):
-                raise TypeError(f"{name} must be of type {kind.__name__}; received {value!r}")
+        TrainConfig.of(**content["config"])
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give a run, or its {FILE_NAME}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
         raise UserError(
             f"{path} is not the configuration of a run of this version: {error!r}"
         ) from error
@@ -158,59 +150,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         flags.add_flags(parser, name, group)
 
 
-def from_arguments(
-    arguments: argparse.Namespace, open_run: Callable[[str], Path] = open_local, **defaults: Any
-) -> TrainConfig:
+def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfig:
     """Returns the configuration of the flags, over that of the file that `--config` names.
 
-    Refuses before the long imports what need not wait for them. `open_run` returns the folder of
-    the run that `--init` names; `defaults` are values of fields that neither the flags nor the file
-    have.
+    Refuses before the long imports what need not wait for them. A run that starts from another one
+    has its network. `defaults` are values of fields that nothing else gives.
 
     Raises:
         UserError: if the file cannot be used, a value is out of range, `data` is missing, or the
             backend cannot train here.
         tfrecord_io.ManifestError: if the dataset is local, and has no manifest that can be used.
     """
-    file, init = (getattr(arguments, name, None) for name in ("config", "init"))
-    cache = flags.given(InputOptions, arguments).keys() & {"cache_dir", "cache_gb"}
-    if init:
-        of_init = load(open_run(init))["config"]
-        names = (field.name for field in dataclasses.fields(NetworkOptions))
-        defaults |= {name: of_init[name] for name in names if name in of_init}
-        given, known = flags.given(NetworkOptions, arguments), defaults.get("model")
-        if known and given.get("model", known) != known:
-            raise UserError(
-                f"--init {init} has the network {known}, and --model {given['model']} is another "
-                "one; leave out either"
-            )
-        if "weights" in given:
-            raise UserError(
-                f"--init {init} gives the first weights; leave out --weights, or --init"
-            )
-    fields = defaults | (load(file)["config"] if file else {})
+    given: dict[str, Any] = {}
     for _, group in _groups():
-        fields |= flags.given(group, arguments)
-    config = TrainConfig.of(**fields)
-    if not config.input.data:
+        given |= flags.given(group, arguments)
+    if init := given.get("init"):
+        if "weights" in given:
+            raise UserError(f"--init {init} gives the first weights; leave out --weights")
+        workdir = getattr(arguments, "workdir", None)
+        if workdir and is_inside(init, workdir):
+            raise UserError(
+                f"--init {init} is in --workdir {workdir}, where this run would replace it; "
+                "choose another --workdir"
+            )
+        of_init = load(open_run(init))["config"]
+        names = {field.name for field in dataclasses.fields(NetworkOptions)} & of_init.keys()
+        defaults |= {name: of_init[name] for name in names}
+    file = getattr(arguments, "config", None)
+    config = TrainConfig.of(**defaults | (load(file)["config"] if file else {}) | given)
+    data = config.input.data
+    if not data:
         raise UserError(
             "--data is missing; give the folder of a finished dataset, such as the --output of "
             f"{flags.command('build')}"
         )
-    init, workdir = config.network.init, getattr(arguments, "workdir", None)
-    if init and workdir and is_inside(init, workdir):
-        raise UserError(
-            f"--init {init} is in --workdir {workdir}, where this run would replace it; "
-            "choose another --workdir"
-        )
-    if cache and not is_remote(config.input.data):
-        raise UserError(
-            f"{listed([f'--{name}' for name in sorted(cache)])}: only what a URL gives is cached, "
-            f"and --data {config.input.data} is a local folder; leave it out"
-        )
     console.check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
-    if not is_remote(config.input.data):
-        Manifest.load(config.input.data)
+    if not is_remote(data):
+        if cache := given.keys() & {"cache_dir", "cache_gb"}:
+            raise UserError(
+                f"--{min(cache)}: only what a URL gives is cached, and --data {data} is a local "
+                "folder; leave it out"
+            )
+        Manifest.load(data)
     return config
 
 
@@ -218,8 +199,3 @@ def _groups() -> list[tuple[str, type]]:
     """Returns the name and the class of each group of options."""
     hints = typing.get_type_hints(TrainConfig)
     return [(field.name, hints[field.name]) for field in dataclasses.fields(TrainConfig)]
-
-
-def _fields() -> list[tuple[dataclasses.Field[Any], Any]]:
-    """Returns the fields of all groups, each with the type of its values besides None."""
-    return [field for _, group in _groups() for field in flags.fields_of(group)]

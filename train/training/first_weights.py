@@ -14,9 +14,8 @@ import numpy as np
 from tfrecord_io.format.kinds import kind_in
 from tfrecord_io.format.manifest import Manifest, check_types
 from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.flags import command
-from tfrecord_io.terminal.printing import counted, listed
-from tfrecord_io.terminal.spelling import rename_flag
+from tfrecord_io.terminal.printing import listed
+from train.extras.bucket import open_run
 from train.machine.errors import TrainingError
 from train.networks.models import Network, restore
 from train.training.checkpoint import BEST_NAME, load_checkpoint
@@ -24,58 +23,56 @@ from train.training.checkpoint import BEST_NAME, load_checkpoint
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstWeights:
-    """The weights of the run of `--init`, the names of its outputs, and those of the new run."""
+    """The weights of the run of `--init`, and where each output of the new run is among its own.
+
+    Attributes:
+        places: int64 [num_classes]; -1 for an output that it does not have.
+        outputs: what becomes of each output, for a message.
+    """
 
     init: str
     folder: Path
     values: Sequence[np.ndarray]
-    theirs: tuple[str, ...]
-    ours: tuple[str, ...]
+    places: np.ndarray
+    outputs: str
 
     @classmethod
-    def of(cls, init: str, folder: Path, manifest: Manifest) -> FirstWeights:
+    def of(cls, init: str, manifest: Manifest) -> FirstWeights:
         """Reads the weights of a run, and the names of its outputs.
 
         Raises:
             UserError: if it is not finished or damaged, or has no output that the dataset names.
         """
+        folder = open_run(init)
         try:
             facts, groups = load_checkpoint(folder / BEST_NAME)
             check_types(facts, {"label_names": [str]}, BEST_NAME)
-            theirs = kind_in(facts)
+            kind, theirs = kind_in(facts), facts["label_names"]
         except (TrainingError, KeyError, ValueError):
             raise UserError(
                 f"--init {init} is not a finished run: its {BEST_NAME} is missing or damaged; of a "
                 "cross-validation, name one of its runs, such as fold-0"
             ) from None
-        ours, names = manifest.label_kind, tuple(facts["label_names"])
-        if ours.one_hot != theirs.one_hot:
+        ours = manifest.label_names
+        kept = [name for name in ours if name in theirs]
+        if not kept or manifest.label_kind.one_hot != kind.one_hot:
             raise UserError(
-                f"--init {init} learned {theirs.plural}, but the dataset has {ours.plural}; give a "
-                "dataset with such labels, or leave --init out"
+                f"--init {init} learned the {kind.plural} {listed(theirs, 10)}, but the dataset "
+                f"has the {manifest.label_kind.plural} {listed(ours, 10)}, and outputs follow "
+                "their names; build the dataset with these names (--rename_classes), or leave "
+                "--init out"
             )
-        if not {*names} & {*manifest.label_names}:
-            raise UserError(
-                f"--init {init} knows the {theirs.plural} {listed(names, 10)}, but the dataset has "
-                f"{listed(manifest.label_names, 10)}, and outputs follow their names; build the "
-                f"dataset with these names, such as {command('build')} ... "
-                f"{rename_flag(dict.fromkeys(manifest.label_names[:10], 'NAME'))}, or leave --init "
-                "out"
-            )
-        values = groups["model"]
-        return cls(init=init, folder=folder, values=values, theirs=names, ours=manifest.label_names)
-
-    def describe(self, num_seen: int) -> str:
-        """Returns where the weights are from, and what becomes of each output."""
-        outputs = {
-            "kept": [name for name in self.ours if name in self.theirs],
-            "new, untrained": [name for name in self.ours if name not in self.theirs],
-            "lost": [name for name in self.theirs if name not in self.ours],
+        become = {
+            "kept": kept,
+            "new, untrained": [name for name in ours if name not in theirs],
+            "lost": [name for name in theirs if name not in ours],
         }
-        parts = (f"{what}: {listed(names)}" for what, names in outputs.items() if names)
-        return (
-            f"starts from the weights of {self.init}, which have seen "
-            f"{counted(num_seen, 'image')}; outputs {'; '.join(parts)}"
+        return cls(
+            init=init,
+            folder=folder,
+            values=groups["model"],
+            places=np.array([theirs.index(name) if name in theirs else -1 for name in ours]),
+            outputs="; ".join(f"{what}: {listed(each)}" for what, each in become.items() if each),
         )
 
     def load(self, network: Network) -> None:
@@ -86,13 +83,11 @@ class FirstWeights:
         """
         values, variables = [*self.values], network.model.variables
         of_outputs = {id(variable) for variable in network.logits.get_layer("logits").variables}
-        theirs = [*self.theirs]
-        places = np.array([theirs.index(name) if name in theirs else -1 for name in self.ours])
         try:
             for index, variable in enumerate(variables[: len(values)]):
                 if id(variable) in of_outputs:  # the outputs are the last axis
-                    moved = values[index][..., places]
-                    values[index] = np.where(places < 0, variable.numpy(), moved)
+                    moved = values[index][..., self.places]
+                    values[index] = np.where(self.places < 0, variable.numpy(), moved)
             restore(variables, values)
         except (TrainingError, ValueError, IndexError):
             raise UserError(

@@ -6,15 +6,13 @@ Each fold is a run in its own folder, RUN/fold-F, and can be resumed.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from train.data.dataset import Dataset, Part, divided
+from train.data.dataset import divided
 from train.data.seen import expose, read_seen
-from train.kinds import task_of
 from train.machine import console
 from train.machine.places import PAGE_NAME, RunFolder
 from train.results import metrics
@@ -22,8 +20,9 @@ from train.results.predictions import Predictions, read_predictions
 from train.results.result import CrossValidationResult
 from train.training.claim import claim
 from train.training.config import TrainConfig
-from train.training.plan import Plan, with_model
-from train.training.trainer import complete, opened
+from train.training.plan import with_model
+from train.training.session import open_sessions
+from train.training.trainer import complete
 
 
 def cross_validate(
@@ -41,93 +40,55 @@ def cross_validate(
         `metrics.describe_folds`.
     """
     folder = RunFolder.at(workdir)
-    data, devices, first, plans = opened(config)
-    manifest = data.manifest
-    config = with_model(config, manifest.image_shape)
-    with claim(folder, config, manifest, devices, overwrite=overwrite):
-        everyone = divided(data, config.folds)
-        _announce(config, data, everyone)
-        for number, plan in enumerate(plans, 1):
-            print(f"\nrun {number} of {len(plans)}: fold {plan.fold}", flush=True)
-            own = folder / _name(plan)
-            with claim(own, plan.config, manifest, devices):
+    sessions = open_sessions(config)
+    data, devices, task = sessions[0].data, sessions[0].devices, sessions[0].task
+    config = with_model(config, data.manifest.image_shape)
+    everyone = divided(data, config.folds)
+    runs = [folder / f"fold-{fold}" for fold in range(len(sessions))]
+    with claim(folder, config, data.manifest, devices, overwrite=overwrite):
+        groups = data.groups.take(everyone.rows)
+        others = {name: count for name, count in groups.sources.items() if name != "patient"}
+        if others:
+            console.warn(
+                f"the patient of {sum(others.values()):,} images is unknown, so they are "
+                f"divided by {' or '.join(others)}: scans of one patient may be in the training "
+                "and the held-out part. Build the dataset with --patient_regex"
+            )
+        splits = f"{len(sessions)} folds of {everyone.name}"
+        print(f"cross-validation of {splits}, divided by {groups.units}")
+        for fold, (session, run) in enumerate(zip(sessions, runs, strict=True)):
+            print(f"\nrun {fold + 1} of {len(runs)}: fold {fold}", flush=True)
+            with claim(run, session.config, data.manifest, devices):
                 # Maps of the mistakes would take as long as all else after the training of a fold.
-                complete(plan, data, devices, own, first, draws_maps=False)
+                complete(session, run, draws_maps=False)
             # Without this, the graphs of all runs stay in memory.
             keras.utils.clear_session()
-        return _write(config, plans, data, everyone, folder)
-
-
-def _name(plan: Plan) -> str:
-    """Returns the name of the folder of a fold."""
-    return f"fold-{plan.fold}"
-
-
-def _announce(config: TrainConfig, data: Dataset, everyone: Part) -> None:
-    """Prints what is divided into folds, and warns if images of a patient may be in several."""
-    folds, groups = config.folds, data.groups.take(everyone.rows)
-    others = {name: count for name, count in groups.sources.items() if name != "patient"}
-    if others:
-        console.warn(
-            f"the patient of {sum(others.values()):,} images is unknown, so they are "
-            f"divided by {' or '.join(others)}: scans of one patient may be in the training "
-            "and the held-out part. Build the dataset with --patient_regex"
+        answers = [read_predictions(run.path) for run in runs]
+        keys, probabilities, truths = zip(*answers, strict=True)
+        row_of = dict(zip(data.values("key", everyone.rows), everyone.rows.tolist(), strict=True))
+        predictions = Predictions(
+            task=task,
+            probabilities=np.concatenate(probabilities),
+            truths=np.concatenate(truths),
+            label_names=data.manifest.label_names,
+            folds=np.repeat(np.arange(len(runs)), [len(of_run) for of_run in keys]),
+            dataset=data,
+            rows=np.array([row_of[key] for of_run in keys for key in of_run]),
         )
-    print(f"cross-validation of the splits {everyone.name}: {folds.folds} folds of {groups.units}")
-
-
-def _write(
-    config: TrainConfig, plans: Sequence[Plan], data: Dataset, everyone: Part, folder: RunFolder
-) -> dict[str, Any]:
-    """Measures all held-out predictions together and writes the files of the whole."""
-    predictions = _pool(plans, data, everyone, folder)
-    results = _measure(config, plans, predictions, everyone.name)
-    networks = [
-        (read_seen((folder / _name(plan)).path), part.rows)
-        for plan in plans
-        if (part := plan.parts.test)
-    ]
-    results = CrossValidationResult(
-        directory=folder.path,
-        dataset=data,
-        config=config.to_dict(),
-        metrics=results,
-        predictions=predictions,
-        exposure=expose(data, networks, is_measured=True),
-    ).write()
-    folder.save()
-    print(f"the metrics and {PAGE_NAME} of all folds are in {folder.address}")
-    return results
-
-
-def _pool(plans: Sequence[Plan], data: Dataset, everyone: Part, folder: RunFolder) -> Predictions:
-    """Returns the held-out predictions of all runs together."""
-    answers = [read_predictions((folder / _name(plan)).path) for plan in plans]
-    keys, probabilities, truths = zip(*answers, strict=True)
-    row_of = dict(zip(data.values("key", everyone.rows), everyone.rows.tolist(), strict=True))
-    return Predictions(
-        task=task_of(data.manifest.label_kind),
-        probabilities=np.concatenate(probabilities),
-        truths=np.concatenate(truths),
-        label_names=data.manifest.label_names,
-        folds=np.repeat([plan.fold for plan in plans], [len(of_run) for of_run in keys]),
-        dataset=data,
-        rows=np.array([row_of[key] for of_run in keys for key in of_run]),
-    )
-
-
-def _measure(
-    config: TrainConfig, plans: Sequence[Plan], predictions: Predictions, splits: str
-) -> dict[str, Any]:
-    """Returns what metrics.json says of the held-out predictions of all runs."""
-    measured = metrics.measure(predictions, config.measures, config.input.seed)
-    results: dict[str, Any] = {
-        "split": f"{config.folds.folds} folds of {splits}",
-        "best_epoch": None,
-        "steps": None,
-        "num_images": measured["num_examples"],
-        **measured,
-    }
-    scores = map(metrics.scores, predictions.by_fold())
-    folds = (plan.fold for plan in plans)
-    return results | metrics.describe_folds(dict(zip(folds, scores, strict=True)))
+        measured = metrics.measure(predictions, config.measures, config.input.seed)
+        counted = {"best_epoch": None, "steps": None, "num_images": measured["num_examples"]}
+        scores = dict(enumerate(map(metrics.scores, predictions.by_fold())))
+        results = {"split": splits, **counted, **measured, **metrics.describe_folds(scores)}
+        held_out = [session.parts.test.rows for session in sessions if session.parts.test]
+        networks = [(read_seen(run.path), rows) for run, rows in zip(runs, held_out, strict=True)]
+        results = CrossValidationResult(
+            directory=folder.path,
+            dataset=data,
+            config=config.to_dict(),
+            metrics=results,
+            predictions=predictions,
+            exposure=expose(data, networks, is_measured=True),
+        ).write()
+        folder.save()
+        print(f"the metrics and {PAGE_NAME} of all folds are in {folder.address}")
+        return results

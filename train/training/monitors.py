@@ -46,7 +46,7 @@ class EpochMeter:
     """Measures an epoch: loss, accuracy, speed and the time spent waiting for input.
 
     To continue an epoch from a checkpoint, pass what `totals` returned. `seconds` and the speed are
-    measured from there on, with the wait for input.
+    measured from there on.
     """
 
     def __init__(self, **totals: float) -> None:
@@ -75,20 +75,13 @@ class EpochMeter:
         return (self._sums[:2] / max(self._sums[2], 1.0)).tolist()
 
     def speed(self) -> dict[str, float | None]:
-        """Returns the speed and the wait for input.
-
-        Returns:
-            `images_per_second`, `step_ms` and `input_wait_share` (of the time, 0 to 1). All are
-            None if no step was timed.
-        """
+        """Returns the speed and the share of the time spent waiting; None if no step was timed."""
         num_examples, num_steps, seconds, waited = self._timed.tolist()
+        names = ("images_per_second", "step_ms", "input_wait_share")
         if not seconds:
-            return {"images_per_second": None, "step_ms": None, "input_wait_share": None}
-        return {
-            "images_per_second": num_examples / seconds,
-            "step_ms": 1000 * seconds / num_steps,
-            "input_wait_share": waited / seconds,
-        }
+            return dict.fromkeys(names)
+        values = num_examples / seconds, 1000 * seconds / num_steps, waited / seconds
+        return dict(zip(names, values, strict=True))
 
 
 def memory_megabytes(devices: Devices) -> dict[str, float]:

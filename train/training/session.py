@@ -1,8 +1,10 @@
-"""What a training works with: the devices, the dataset and the networks of its plan."""
+"""One training: its data, its devices, every number decided, and the networks of it."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,42 +12,86 @@ import keras
 import numpy as np
 
 from tfrecord_io.terminal.address import is_remote
-from train.data.dataset import Dataset, Part, open_dataset
-from train.data.feed import evaluation_batches, training_batches
-from train.kinds.task import require_numbers
+from tfrecord_io.terminal.errors import UserError
+from train.data import feed
+from train.data.dataset import Dataset, Part, Parts, choose_parts, open_dataset
+from train.kinds import task_of
+from train.kinds.task import Task, require_numbers
 from train.machine import console
 from train.machine.devices import Devices, configure_devices, set_seed
 from train.networks.models import Network, Pixels, build_network, freeze, restore
 from train.networks.optimizers import make_optimizer
-from train.networks.options import slow_network
+from train.networks.options import LITE_MODEL
 from train.results.predictions import Predictions
 from train.training.config import TrainConfig
-from train.training.plan import Plan, make_plans
+from train.training.first_weights import FirstWeights
+from train.training.plan import with_decisions
 from train.training.steps import JaxSteps, Objective, Steps, TensorFlowSteps
-
-
-def open_data_and_devices(config: TrainConfig) -> tuple[Dataset, Devices]:
-    """Sets up the devices and opens the dataset.
-
-    Raises:
-        UserError: if the configuration does not suit the devices or the kind of dataset.
-        tfrecord_io.ManifestError: if the dataset cannot be used.
-    """
-    devices = configure_devices(config.devices)
-    data = open_dataset(config.input.data_path, config.measures.columns)
-    if cache := is_remote(data.path) and data.stored.cache:
-        print(cache.describe())
-    return data, devices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Session:
-    """A plan on devices, with its data, and what its network must know of the stored images."""
+    """One training.
 
-    plan: Plan
+    Attributes:
+        config: with every decision made.
+        parts: what it trains on, validates on and tests on.
+        first: the weights of `--init`; None for those of `--weights`.
+    """
+
+    config: TrainConfig
     data: Dataset
     devices: Devices
-    pixels: Pixels
+    parts: Parts
+    first: FirstWeights | None = None
+
+    @property
+    def task(self) -> Task:
+        """What it learns."""
+        return task_of(self.data.manifest.label_kind)
+
+    @functools.cached_property
+    def steps_after(self) -> list[int]:
+        """The number of steps done after 0, 1, 2, ... and all epochs.
+
+        An epoch ends with the step of its last example. That step may also hold the first examples
+        of the next epoch, because epochs are not rounded up to whole batches.
+        """
+        options = self.config.input
+        return [
+            math.ceil(epoch * self.parts.train.num_examples / (options.global_batch_size or 1))
+            for epoch in range((options.epochs or 0) + 1)
+        ]
+
+    @property
+    def fitted_part(self) -> Part | None:
+        """The part to which temperature and thresholds are fitted; None for none of them."""
+        # What is reported of a part must not be fitted to it.
+        return self.parts.val if self.parts.test else None
+
+    @functools.cached_property
+    def pixels(self) -> Pixels:
+        """What the network must know of the stored images."""
+        normalizes, manifest = self.config.network.model == "small_resnet", self.data.manifest
+        return Pixels(
+            shape=manifest.image_shape,
+            statistics=self.data.statistics(self.parts.train) if normalizes else None,
+            is_padded=manifest.is_padded,
+        )
+
+    @functools.cached_property
+    def objective(self) -> Objective:
+        """What a step makes of a batch, and what it minimizes."""
+        config, part = self.config, self.parts.train
+        return Objective(
+            task=self.task,
+            class_weights=self.task.class_weights(
+                self.data.label_counts(part), part.num_examples, config.loss.class_weight_power
+            ),
+            label_smoothing=config.loss.label_smoothing,
+            augmentation=config.augmentation,
+            is_padded=self.pixels.is_padded,
+        )
 
     def build_network(
         self,
@@ -63,53 +109,47 @@ class Session:
         network is the one to export.
         """
         keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
-        plan, devices = self.plan, self.devices
+        config, devices = self.config, self.devices
+        set_seed(config.input.seed)
         # On TensorFlow each replica sees only its share of the batch; on JAX each sees all of it.
         # Other backends refuse to load a network whose layers ask the other replicas.
         exchanges = devices.backend == "tensorflow" and devices.num_replicas > 1
         with devices.scope():
             network = build_network(
-                dataclasses.replace(plan.config.network, weights=weights),
+                dataclasses.replace(config.network, weights=weights),
                 self.pixels,
                 num_classes=self.data.manifest.num_classes,
-                seed=plan.config.input.seed,
-                task=plan.task,
+                seed=config.input.seed,
+                task=self.task,
                 temperature=temperature,
-                with_mirror=plan.config.augmentation.augment,
+                with_mirror=config.augmentation.augment,
                 synchronized=exchanges and not is_final,
             )
         if values:
             restore(network.model.variables, values)
         return network
 
-    @property
-    def objective(self) -> Objective:
-        """What a step makes of a batch, and what it minimizes."""
-        config = self.plan.config
-        return Objective(
-            task=self.plan.task,
-            class_weights=self.plan.class_weights,
-            label_smoothing=config.loss.label_smoothing,
-            augmentation=config.augmentation,
-            is_padded=self.pixels.is_padded,
-        )
-
     def training_batches(self, start_step: int) -> Any:
         """Returns the training batches from a step on, see `feed.training_batches`."""
-        config, part = self.plan.config, self.plan.parts.train
+        config, part = self.config, self.parts.train
         mixup = config.augmentation.mixup or 0.0
-        return training_batches(
+        return feed.training_batches(
             self.data, part, config.input, self.devices, mixup=mixup, start_step=start_step
         )
 
     def evaluation_batches(self, part: Part) -> Any:
-        return evaluation_batches(self.data, part, self.plan.config.input, self.devices)
+        return feed.evaluation_batches(self.data, part, self.config.input, self.devices)
 
     def training_steps(self, network: Network) -> Steps:
         """Returns steps with a fresh optimizer of the layers that train."""
-        config, steps_after, pretrained = self.plan.config, self.plan.steps_after, []
-        if note := slow_network(config.network.model, self.devices.backend, self.devices.names):
-            console.warn(note)
+        config, steps_after, pretrained = self.config, self.steps_after, []
+        on_jax = self.devices.backend == "jax"
+        if on_jax and not self.devices.on_gpu and config.network.model == LITE_MODEL:
+            console.warn(
+                f"on a CPU, {LITE_MODEL} takes 17 times as long on JAX as on TensorFlow, "
+                "because XLA computes its depthwise convolutions slowly; set "
+                "KERAS_BACKEND=tensorflow, or use --model small_resnet"
+            )
         if network.backbone and config.network.fine_tunes:
             freeze(network.backbone, config.network.trainable_layers)
             pretrained = [variable.path for variable in network.backbone.trainable_variables]
@@ -131,15 +171,11 @@ class Session:
         )
 
     def predict(self, network: Network, part: Part) -> Predictions:
-        """Returns a network's answers for a part.
-
-        Raises:
-            TrainingError: if they are not numbers.
-        """
+        """Returns a network's answers for a part; TrainingError if they are not numbers."""
         answers, truths = self.steps(network).predict(self.evaluation_batches(part))
         require_numbers(answers, part.name)
         return Predictions(
-            task=self.plan.task,
+            task=self.task,
             dataset=self.data,
             rows=part.rows,
             probabilities=answers,
@@ -148,26 +184,31 @@ class Session:
         )
 
 
-def open_session(plan: Plan, data: Dataset, devices: Devices) -> Session:
-    """Returns the session of a plan, whose seed is that of all random numbers from now on.
+def open_sessions(config: TrainConfig) -> list[Session]:
+    """Sets up the devices and returns the training; of a cross-validation those of all folds.
 
-    The pixels of a fold are read for it, those of a split are not.
-    """
-    set_seed(plan.config.input.seed)
-    normalizes = plan.config.network.model == "small_resnet"
-    pixels = Pixels(
-        shape=data.manifest.image_shape,
-        statistics=data.statistics(plan.parts.train) if normalizes else None,
-        is_padded=data.manifest.is_padded,
-    )
-    return Session(plan=plan, data=data, devices=devices, pixels=pixels)
-
-
-def session_of(config: TrainConfig) -> Session:
-    """Returns the session of a training, or of the first one of a cross-validation.
+    Nothing is written, so what cannot be trained is refused before a folder is made, and a fold
+    that cannot be trained does not waste the time of those before it.
 
     Raises:
-        UserError, tfrecord_io.ManifestError: see `open_data_and_devices` and `make_plans`.
+        UserError: if the configuration does not suit the data or the devices.
+        tfrecord_io.ManifestError: if the dataset cannot be used, or a split is missing.
     """
-    data, devices = open_data_and_devices(config)
-    return open_session(make_plans(config, data, devices)[0], data, devices)
+    devices = configure_devices(config.devices)
+    data = open_dataset(config.input.data_path, config.measures.columns)
+    if cache := is_remote(data.path) and data.stored.cache:
+        print(cache.describe())
+    manifest, folds, init = data.manifest, config.folds, config.network.init
+    first = FirstWeights.of(init, manifest) if init else None
+    if manifest.label_kind.one_hot and manifest.num_classes == 1:
+        raise UserError(
+            f"{data.path} has one class, {manifest.label_names[0]}, so there is nothing to tell "
+            "apart; name the classes in the build (--layout, --label_regex, or a table of --labels)"
+        )
+    sessions = []
+    for fold in range(folds.folds or 0) if folds.is_cross_validation else [folds.fold]:
+        own = config.replace(fold=fold)
+        parts = choose_parts(data, own.folds)
+        own = with_decisions(own, manifest.image_shape, parts.train.num_examples, devices)
+        sessions.append(Session(config=own, data=data, devices=devices, parts=parts, first=first))
+    return sessions

@@ -8,18 +8,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from train.training.session import Session
+from train.training.config import TrainConfig
+from train.training.session import Session, open_sessions
 from train.training.steps import Steps
 
 
-def prepare_steps(session: Session, *, num_steps: int) -> tuple[Session, Steps]:
-    """Returns a session of at least so many steps, and its steps, of random weights."""
-    plan = session.plan
-    wanted = num_steps * (plan.config.input.global_batch_size or 0)
-    epochs = wanted // plan.parts.train.num_examples + 1
-    longer = plan.config.replace(epochs=epochs, head_epochs=None)
-    session = dataclasses.replace(session, plan=dataclasses.replace(plan, config=longer))
-    return session, session.training_steps(session.build_network(plan.config.devices.precision))
+def prepare_steps(config: TrainConfig, *, num_steps: int) -> tuple[Session, Steps]:
+    """Returns a training of at least so many steps, and its steps, of random weights."""
+    session = open_sessions(config)[0]
+    wanted = num_steps * (session.config.input.global_batch_size or 0)
+    epochs = wanted // session.parts.train.num_examples + 1
+    longer = session.config.replace(epochs=epochs, head_epochs=None)
+    session = dataclasses.replace(session, config=longer)
+    return session, session.training_steps(session.build_network(longer.devices.precision))
 
 
 def time_rounds(

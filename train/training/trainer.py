@@ -11,18 +11,13 @@ import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from tfrecord_io.stores.files import read_json
-from tfrecord_io.terminal.printing import many
+from tfrecord_io.terminal.printing import counted, many, printable
 from train.data import seen
-from train.data.dataset import Dataset
 from train.extras import occlusion
-from train.extras.bucket import open_run
 from train.machine.console import stage
-from train.machine.devices import Devices
 from train.machine.places import METRICS_NAME, PAGE_NAME, RunFolder
 from train.networks.export import EXPORT_NAME, answer, export_model, milliseconds_of
 from train.networks.models import Network
@@ -32,9 +27,8 @@ from train.results.predictions import Predictions
 from train.results.result import RunResult
 from train.training.claim import claim
 from train.training.config import TrainConfig
-from train.training.first_weights import FirstWeights
-from train.training.plan import Plan, make_plans
-from train.training.session import Session, open_data_and_devices, open_session
+from train.training.plan import usual_epochs
+from train.training.session import Session, open_sessions
 from train.training.training_loop import train
 
 
@@ -62,66 +56,60 @@ def train_and_evaluate(
             or after SIGTERM or SIGINT, with the state saved.
     """
     folder = RunFolder.at(workdir)
-    data, devices, first, (plan,) = opened(config)
-    with claim(folder, plan.config, data.manifest, devices, overwrite=overwrite):
-        return complete(plan, data, devices, folder, first)
+    (session,) = open_sessions(config)
+    with claim(folder, session.config, session.data.manifest, session.devices, overwrite=overwrite):
+        return complete(session, folder)
 
 
-def opened(
-    config: TrainConfig,
-) -> tuple[Dataset, Devices, FirstWeights | None, list[Plan]]:
-    """Returns the data, the devices, the first weights or None, and the plans."""
-    data, devices = open_data_and_devices(config)
-    init = config.network.init
-    first = FirstWeights.of(init, open_run(init), data.manifest) if init else None
-    return data, devices, first, make_plans(config, data, devices)
-
-
-def complete(
-    plan: Plan,
-    data: Dataset,
-    devices: Devices,
-    folder: RunFolder,
-    first: FirstWeights | None,
-    *,
-    draws_maps: bool = True,
-) -> dict[str, Any]:
+def complete(session: Session, folder: RunFolder, *, draws_maps: bool = True) -> dict[str, Any]:
     """Does what is left to do of a run, whose folder is claimed; returns what metrics.json holds.
 
-    `first` are the weights to start from; None for those of the configuration. `draws_maps` tells
-    whether the page has occlusion maps of the first mistakes.
+    `draws_maps` tells whether the page has occlusion maps of the first mistakes.
     """
     if results := read_json(folder.path / METRICS_NAME):
         print(f"the run in {folder.address} is complete; nothing to do")
         return results
-    init = first.folder if first else None
-    has_seen = seen.seen_by(data, plan.parts, plan.config.network.weights, init)
+    config, data, parts, first = session.config, session.data, session.parts, session.first
+    has_seen = seen.seen_by(data, parts, config.network.weights, first and first.folder)
     has_seen.write(folder.path / seen.FILE_NAME, is_private=data.manifest.has_codes)
     exposure = None
-    if part := plan.parts.evaluated:
+    if parts.evaluated:
         # That validation images were watched is said elsewhere.
-        known = has_seen if plan.parts.test else has_seen.without("val")
-        exposure = seen.expose(data, [(known, part.rows)], is_measured=True)
-    notes = [first.describe(has_seen.num_in("init"))] if first else []
-    session = open_session(plan, data, devices)
-    progress, weights = train(session, folder, first, notes)
+        known = has_seen if parts.test else has_seen.without("val")
+        exposure = seen.expose(data, [(known, parts.evaluated.rows)], is_measured=True)
+    if first:
+        images = counted(has_seen.num_in("init"), "image")
+        origin = f"starts from the weights of {first.init}, which have seen {images}"
+        print(printable(f"{origin}; outputs {first.outputs}"))
+    progress, weights = train(session, folder)
+    # The evaluation asks the network that is exported, so the page is what `predict` computes. It
+    # is float32, whatever the training used.
+    build = functools.partial(session.build_network, "float32", values=weights)
+    temperature = 1.0
+    chosen: Sequence[Mapping[str, Any]] = ()
     with stage("temperature and thresholds"):
-        final = _finish(session, weights)
+        if fitted := session.fitted_part:
+            val = session.predict(build(), fitted)
+            temperature = session.task.fit_temperature(val.probabilities, val.truths)
+            cooled = session.task.cool(val.probabilities, temperature)
+            val = dataclasses.replace(val, probabilities=cooled)
+            chosen = thresholds.choose_thresholds(val, config.thresholds.sensitivity)
+        network = build(temperature=temperature, is_final=True)
     # Before the evaluation: whatever may fail in it, the model is not lost.
     with stage("export, each form loaded again and compared"):
         export_model(
-            final.network.model,
+            network.model,
             folder.path / EXPORT_NAME,
             data.manifest,
-            splits=plan.parts.train.splits,
-            chosen=final.thresholds,
+            splits=parts.train.splits,
+            chosen=chosen,
         )
     with stage("evaluation"):
-        measured, predictions = _measure(session, final)
+        measured, predictions = _measure(session, network, temperature, chosen)
     seconds = sum(row["seconds"] for row in progress.history)
-    milliseconds = milliseconds_of(final.network.model)
+    milliseconds = milliseconds_of(network.model)
     facts = {
-        "parameters": f"{final.network.logits.count_params():,}",
+        "parameters": f"{network.logits.count_params():,}",
         "time of training": f"{seconds:,.0f} s",
         "time of an answer to one image": f"{milliseconds:.0f} ms",
     }
@@ -129,63 +117,37 @@ def complete(
     result = RunResult(
         directory=folder.path,
         dataset=data,
-        config=plan.config.to_dict(),
+        config=config.to_dict(),
         metrics={"split": measured["split"], **progressed, **measured},
         predictions=predictions,
         exposure=exposure,
         history=progress.history,
         facts={"Network": facts},
     )
-    predict = functools.partial(answer, final.network.model)
     num_maps = occlusion.num_maps(seconds, milliseconds / 1000) if draws_maps else 0
+    predict = functools.partial(answer, network.model)
     explanation = occlusion.explain(predict) if num_maps else None
     results = result.write(explanation, min(num_maps, MAX_EXPLAINED))
     folder.save()
-    is_short = (plan.config.input.epochs or 0) < plan.usual_epochs
-    if measured["split"] and plan.task.doubt(results) and is_short:
+    usual = usual_epochs(parts.train.num_examples, config.network.fine_tunes)
+    if measured["split"] and session.task.doubt(results) and progress.epoch < usual:
         few = many(progress.step, "step")
-        print(f"note: {few} few: without --epochs it trains {plan.usual_epochs} epochs")
+        print(f"note: {few} few: without --epochs it trains {usual} epochs")
     print(f"The model, its metrics and {PAGE_NAME} are in {folder.address}")
     return results
 
 
-class _Final(NamedTuple):
-    """The network to export, the temperature in it, and its thresholds, see `choose_thresholds`.
-
-    The evaluation asks this very network, so the report is what the export and `predict` compute.
-    """
-
-    network: Network
-    temperature: float
-    thresholds: Sequence[Mapping[str, Any]]
-
-
-def _finish(session: Session, weights: Sequence[np.ndarray]) -> _Final:
-    """Builds the network to export, of the kept weights, in float32 whatever the training used."""
-    plan = session.plan
-    build = functools.partial(session.build_network, "float32", values=weights)
-    if not plan.fitted_part:
-        return _Final(build(is_final=True), 1.0, ())
-    val = session.predict(build(), plan.fitted_part)
-    temperature = plan.task.fit_temperature(val.probabilities, val.truths)
-    cooled = plan.task.cool(val.probabilities, temperature)
-    val = dataclasses.replace(val, probabilities=cooled)
-    chosen = thresholds.choose_thresholds(val, plan.config.thresholds.sensitivity)
-    return _Final(build(temperature=temperature, is_final=True), temperature, chosen)
-
-
-def _measure(session: Session, final: _Final) -> tuple[dict[str, Any], Predictions | None]:
+def _measure(
+    session: Session, network: Network, temperature: float, chosen: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], Predictions | None]:
     """Returns what metrics.json says of the evaluated part, and the predictions of it."""
-    plan, evaluated, fitted = session.plan, session.plan.parts.evaluated, session.plan.fitted_part
+    evaluated, fitted, config = session.parts.evaluated, session.fitted_part, session.config
     if not evaluated:
         return {"split": None}, None
-    predictions = session.predict(final.network, evaluated)
-    results = metrics.measure(
-        predictions, plan.config.measures, plan.config.input.seed, final.thresholds
-    )
-    results = {"split": evaluated.name} | results
+    predictions = session.predict(network, evaluated)
+    measured = metrics.measure(predictions, config.measures, config.input.seed, chosen)
+    results = {"split": evaluated.name} | measured
     if fitted:
         facts = {"fitted_on": "val", "num_examples": fitted.num_examples}
-        described = thresholds.describe_calibration(predictions, final.temperature)
-        results["calibration"] = facts | described
+        results["calibration"] = facts | thresholds.describe_calibration(predictions, temperature)
     return results, predictions

@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -31,9 +31,21 @@ from train.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from train.training.first_weights import FirstWeights
 from train.training.session import Session
 from train.training.steps import Steps
+
+# How each quantity of history.json stands in the line that is printed for an epoch.
+_FORMATS = {
+    "loss": "loss {:.4f}",
+    "accuracy": "accuracy {:.1%}",
+    "val_loss": "val_loss {:.4f}",
+    "val_accuracy": "val_accuracy {:.1%}",
+    "images_per_second": "{:,.0f} images/s",
+    "step_ms": "{:.1f} ms a step",
+    "input_wait_share": "waiting for data {:.1%}",
+    "peak_rss_mb": "memory {:,.0f} MB",
+    "peak_gpu_mb": "of the GPU {:,.0f} MB",
+}
 
 #: Seconds between two checkpoints, beside those after the last epoch and after a signal.
 CHECKPOINT_SECONDS = 120.0
@@ -59,13 +71,8 @@ class Progress:
         return len(self.history)
 
 
-def train(
-    session: Session,
-    folder: RunFolder,
-    first: FirstWeights | None = None,
-    notes: Sequence[str] = (),
-) -> tuple[Progress, Sequence[np.ndarray]]:
-    """Trains from the last checkpoint, or from `first`, to the last epoch; `notes`: see `announce`.
+def train(session: Session, folder: RunFolder) -> tuple[Progress, Sequence[np.ndarray]]:
+    """Trains from the last checkpoint, or from the first weights, to the last epoch.
 
     Returns:
         the progress, and the values of the network's variables after the last epoch: the moving
@@ -77,7 +84,7 @@ def train(
             is damaged or does not suit the network; or, with the state saved, after a signal.
     """
     facts, saved = load_checkpoint(folder.path / CHECKPOINT_NAME)
-    progress, config = Progress(**facts), session.plan.config
+    progress, config, first = Progress(**facts), session.config, session.first
     network = session.build_network(
         config.devices.precision,
         weights="none" if progress.step or first else config.network.weights,
@@ -85,7 +92,7 @@ def train(
     )
     if first and not progress.step:
         first.load(network)
-    announce(session, progress, network.model.count_params(), notes)
+    _announce(session, progress, network.model.count_params())
     if progress.epoch < (config.input.epochs or 0):
         steps = session.training_steps(network)
         if progress.step:
@@ -115,16 +122,15 @@ class _Loop:
         steps: Steps,
         progress: Progress,
     ) -> None:
-        self._session, self._plan, self._config = session, session.plan, session.plan.config
+        self._session, self._epochs = session, session.config.input.epochs or 0
         self._folder, self._network, self._steps = folder, network, steps
-        self._progress, self._epochs = progress, self._config.input.epochs or 0
-        val = self._plan.parts.val
+        self._progress, val = progress, session.parts.val
         self._val = val and session.evaluation_batches(val)
         self._saved_at = time.monotonic()
 
     def run_epochs(self) -> None:
         """Trains from where the progress stands to the last epoch."""
-        progress, part = self._progress, self._plan.parts.train
+        progress, part = self._progress, self._session.parts.train
         done = part.num_examples * progress.epoch + progress.totals.get("num_examples", 0)
         settings = {"leave": False, "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
         with (
@@ -145,7 +151,7 @@ class _Loop:
 
     def _run_epoch(self, batches: Any) -> None:
         """Trains to the end of the epoch, measures the validation part, and saves the state."""
-        progress, last_step = self._progress, self._plan.steps_after[self._progress.epoch + 1]
+        progress, last_step = self._progress, self._session.steps_after[self._progress.epoch + 1]
         meter = monitors.EpochMeter(**progress.totals)
         while progress.step < last_step:
             self._run_step(batches, meter)
@@ -154,7 +160,13 @@ class _Loop:
                 self._save()
         self._end_epoch(meter)
         if is_last := progress.epoch == self._epochs:
-            self._keep_weights()
+            # Kept before the checkpoint that says it is done. The names travel with the outputs,
+            # for a run that starts from them.
+            manifest = self._session.data.manifest
+            facts = {"epoch": progress.epoch, "label_names": manifest.label_names}
+            model, path = self._network.model, self._folder.path / BEST_NAME
+            with averaged_weights(self._steps.optimizer, self._network.logits.trainable_variables):
+                save_checkpoint(path, {"model": model.variables}, facts | manifest.label_kind.entry)
         if is_last or self._stops or time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS:
             self._save()
 
@@ -185,10 +197,10 @@ class _Loop:
 
     def _end_epoch(self, meter: monitors.EpochMeter) -> None:
         """Adds the epoch to the history, and prints its line."""
-        progress, task, optimizer = self._progress, self._plan.task, self._steps.optimizer
+        progress, task, optimizer = self._progress, self._session.task, self._steps.optimizer
         self._steps.sync()
         loss, accuracy = meter.means()
-        is_head = progress.epoch < (self._config.network.head_epochs or 0)
+        is_head = progress.epoch < (self._session.config.network.head_epochs or 0)
         row: dict[str, Any] = {"epoch": progress.epoch + 1, "phase": "head" if is_head else "all"}
         row |= {"step": progress.step, "loss": loss, "accuracy": accuracy}
         if self._val is not None:
@@ -204,18 +216,12 @@ class _Loop:
         }
         progress.history.append(row)
         progress.totals = {}
-        if line := describe_epoch(row, self._epochs):
-            self._bar.write(line, file=sys.stdout)
+        number, last = progress.epoch, self._epochs
+        if not number % max(1, last // 20) or number == last:  # a long run prints about 20
+            known = [name for name in _FORMATS if row.get(name) is not None]
+            line = [f"epoch {number}/{last}", *(_FORMATS[name].format(row[name]) for name in known)]
+            self._bar.write(" · ".join(line), file=sys.stdout)
             sys.stdout.flush()
-
-    def _keep_weights(self) -> None:
-        """Writes the weights that the run ends with, before the checkpoint that says it is done."""
-        manifest, variables = self._session.data.manifest, self._network.model.variables
-        # The names travel with the outputs, for a run that starts from them.
-        facts: dict[str, Any] = {"epoch": self._progress.epoch}
-        facts |= {"label_names": manifest.label_names, **manifest.label_kind.entry}
-        with averaged_weights(self._steps.optimizer, self._network.logits.trainable_variables):
-            save_checkpoint(self._folder.path / BEST_NAME, {"model": variables}, facts)
 
     def _save(self) -> None:
         """Saves the state.
@@ -240,11 +246,9 @@ class _Loop:
             )
 
 
-def announce(
-    session: Session, progress: Progress, num_parameters: int, notes: Sequence[str] = ()
-) -> None:
-    """Prints what a training is before it starts or goes on; `notes` are lines about its start."""
-    config, devices, parts = session.plan.config, session.devices, session.plan.parts
+def _announce(session: Session, progress: Progress, num_parameters: int) -> None:
+    """Prints what a training is before it starts or goes on."""
+    config, devices, parts = session.config, session.devices, session.parts
     options, manifest = config.input, session.data.manifest
     kind, num_copies = manifest.label_kind, int(session.data.is_copy(parts.train).sum())
     labels = kind.noun if manifest.num_classes == 1 else kind.plural
@@ -259,10 +263,8 @@ def announce(
         f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
         f"{config.devices.precision}; {options.global_batch_size} images a step, "
         f"{options.replica_batch_size} on each device; "
-        f"{session.plan.steps_after[-1]:,} steps in {counted(options.epochs or 0, 'epoch')}"
+        f"{session.steps_after[-1]:,} steps in {counted(options.epochs or 0, 'epoch')}"
     )
-    for note in notes:
-        print(printable(note))
     for alarm in alarms(manifest.audit):
         console.warn(printable(alarm))
     if parts.evaluated is None:
@@ -278,29 +280,3 @@ def announce(
     elif progress.step:
         print(f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}")
     sys.stdout.flush()
-
-
-# How each quantity of history.json stands in the line that is printed for an epoch.
-_FORMATS = {
-    "loss": "loss {:.4f}",
-    "accuracy": "accuracy {:.1%}",
-    "val_loss": "val_loss {:.4f}",
-    "val_accuracy": "val_accuracy {:.1%}",
-    "images_per_second": "{:,.0f} images/s",
-    "step_ms": "{:.1f} ms a step",
-    "input_wait_share": "waiting for data {:.1%}",
-    "peak_rss_mb": "memory {:,.0f} MB",
-    "peak_gpu_mb": "of the GPU {:,.0f} MB",
-}
-
-
-def describe_epoch(row: Mapping[str, Any], epochs: int) -> str | None:
-    """Returns the line that is printed for an epoch, given its row of history.json.
-
-    A long run prints about 20; None for an epoch without one.
-    """
-    if row["epoch"] % max(1, epochs // 20) and row["epoch"] != epochs:
-        return None
-    names = [name for name in _FORMATS if row.get(name) is not None]
-    quantities = (_FORMATS[name].format(row[name]) for name in names)
-    return " · ".join([f"epoch {row['epoch']}/{epochs}", *quantities])

@@ -30,26 +30,16 @@ def choose(data, **fields):
 
 @pytest.mark.parametrize(
     ("sizes", "evaluated"),
-    [
-        ({"train": 40}, None),
-        ({"train": 40, "val": 0, "test": 0}, None),
-        ({"train": 40, "val": 10}, "val"),
-        ({"train": 40, "test": 12}, "test"),
-        ({"train": 40, "val": 10, "test": 12}, "test"),
-    ],
-    ids=str,
+    [((40, 0, 0), None), ((40, 10, 0), "val"), ((40, 0, 12), "test"), ((40, 10, 12), "test")],
 )
 def test_without_folds_the_parts_are_the_splits_that_have_images(tmp_path, sizes, evaluated):
-    write_marked_dataset(tmp_path, num_examples=sizes)
+    write_marked_dataset(tmp_path, num_examples=dict(zip(NUM_EXAMPLES, sizes, strict=True)))
     chosen = choose(str(tmp_path))
     assert (chosen.evaluated and chosen.evaluated.name) == evaluated
-    for name in NUM_EXAMPLES:
+    for name, size in zip(NUM_EXAMPLES, sizes, strict=True):
         part = getattr(chosen, name)
-        if sizes.get(name):
-            assert (part.name, part.splits) == (name, (name,))
-            assert part.num_examples == sizes[name]
-        else:
-            assert part is None
+        found = part and (part.name, part.splits, part.num_examples)
+        assert found == ((name, (name,), size) if size else None)
 
 
 def test_each_example_is_held_out_once_and_learnt_from_in_the_other_folds(data):
@@ -112,9 +102,8 @@ def with_columns(directory, **columns):
     """Replaces columns of the examples table, or adds them."""
     path = directory / "examples.parquet"
     table = pq.read_table(path)
+    table = table.drop_columns(list(columns.keys() & set(table.column_names)))
     for name, values in columns.items():
-        if name in table.column_names:
-            table = table.drop_columns(name)
         table = table.append_column(name, pa.array(values))
     pq.write_table(table, path)
 

@@ -36,18 +36,22 @@ def measure(run, data, output, *more):
 # ---- the table
 
 
-def test_a_run_lists_what_it_was_trained_and_validated_on(class_data, class_run, monkeypatch):
+def test_a_run_lists_what_it_was_trained_and_validated_on(
+    class_data, class_run, tmp_path, monkeypatch
+):
     table = pq.read_table(class_run / "seen.parquet")
     assert table.column_names == ["key", "pixels_xxh3", "group", "patient", "part"]
     examples = pq.read_table(class_data / "examples.parquet").to_pylist()
-    for row, example in zip(
-        table.to_pylist(), (row for row in examples if row["split"] != "test"), strict=True
-    ):
+    used = (row for row in examples if row["split"] != "test")
+    for row, example in zip(table.to_pylist(), used, strict=True):
         assert row.pop("part") == example["split"]
         assert row.items() <= example.items()
     monkeypatch.chdir(class_run / "export")
     for folder in (class_run, class_run / "export", Path()):
         assert len(read_seen(folder).images) == 110
+    # That of an anonymous dataset is its owner's alone.
+    Seen().write(tmp_path / "seen.parquet", is_private=True)
+    assert stat.S_IMODE((tmp_path / "seen.parquet").stat().st_mode) == 0o600
 
 
 def dataset_of(*rows, **options):
@@ -95,18 +99,11 @@ def test_an_image_is_seen_by_its_file_its_pixels_or_its_patient(seen_row, row, i
 
 
 def test_the_others_of_a_group_of_which_one_image_was_seen_are_seen():
-    rows = [
-        {"key": "1", "pixels_xxh3": "a", "group": "patient:5"},
-        {"key": "2", "pixels_xxh3": "b", "group": "patient:5"},
-        {"key": "3", "pixels_xxh3": "c", "group": "patient:6"},
-    ]
+    known = (("1", "a", "patient:5"), ("2", "b", "patient:5"), ("3", "c", "patient:6"))
+    names = ("key", "pixels_xxh3", "group")
+    rows = [dict(zip(names, each, strict=True)) for each in known]
     found = exposed(dataset_of(*rows), dataset_of({"key": "9", "pixels_xxh3": "a"}))
     assert found.is_seen.tolist() == [True, True, False]
-
-
-def test_the_table_of_an_anonymous_dataset_is_its_owners_alone(tmp_path):
-    Seen().write(tmp_path / "seen.parquet", is_private=True)
-    assert stat.S_IMODE((tmp_path / "seen.parquet").stat().st_mode) == 0o600
 
 
 SCAN = {"key": "1", "pixels_xxh3": "a", "group": "patient:5", "patient": "5"}
@@ -130,18 +127,16 @@ def test_a_page_claims_what_could_be_compared_and_doubts_the_rest(row, facts, cl
     assert doubt in found.note
 
 
-def test_of_unknown_weights_nothing_is_claimed():
-    seen = dataclasses.replace(seen_in(dataset_of(SCAN)), unknown="who knows")
-    found = expose(dataset_of(OTHER), [(seen, np.array([0]))], is_measured=False)
-    assert (found.claims, found.doubts[0]) == ((), "who knows")
+def test_of_unknown_weights_nothing_is_claimed_and_what_several_have_seen_counts_once():
+    def exposed_by(seen):
+        return expose(dataset_of(OTHER), [(seen, np.array([0]))], is_measured=False)
 
-
-def test_what_several_networks_have_seen_counts_once():
     seen = seen_in(dataset_of(SCAN | {"patient": None}))
+    found = exposed_by(dataclasses.replace(seen, unknown="who knows"))
+    assert (found.claims, found.doubts[0]) == ((), "who knows")
     both = seen.after(seen).after(seen)
     assert (both.num_in("init"), len(both.images)) == (1, 3)
-    found = expose(dataset_of(OTHER), [(both, np.array([0]))], is_measured=False)
-    assert "1 of the 1 images that it has seen have no patient" in found.note
+    assert "1 of the 1 images that it has seen have no patient" in exposed_by(both).note
 
 
 # ---- evaluation, and the page of a run
@@ -166,6 +161,8 @@ def test_of_another_dataset_only_unseen_patients_are_measured(class_run, tmp_pat
     change_column(table, "pixels_xxh3", lambda hashes: [each[::-1] for each in hashes])
     change_json(other / "manifest.json", fingerprint="1" * 64)
     regroup(other)
+    assert metrics_of(class_run)["seen_images"] == 0
+    assert f"it had seen {NO_PIXELS}, {NO_PATIENT}." in words(class_run)
     assert measure(class_run, other, tmp_path / "out") == 0
     found, page = metrics_of(tmp_path / "out"), words(tmp_path / "out")
     assert (found["num_examples"], found["seen_images"], found["seen_patients"]) == (16, 4, 2)
@@ -188,11 +185,6 @@ def test_without_its_table_it_cannot_be_known_and_a_damaged_one_is_named(
     assert found["num_examples"] == 30
     assert any("cannot be known" in note for note in found["notes"])
     assert not claims_something(page)
-
-
-def test_a_run_claims_what_its_table_proves(class_run):
-    assert f"it had seen {NO_PIXELS}, {NO_PATIENT}." in words(class_run)
-    assert metrics_of(class_run)["seen_images"] == 0
 
 
 @pytest.mark.slow

@@ -21,65 +21,39 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed"),
 ]
 
-SETTINGS = {
-    **ALL_ON,
-    "epochs": 3,
-    "global_batch_size": 8,
-    "replica_batch_size": 8,
-    "bootstrap_samples": 20,
-}
+SETTINGS = ALL_ON | {"epochs": 3, "replica_batch_size": 8, "bootstrap_samples": 20}
 
 # A machine where TensorFlow is not installed: nothing finds it.
 WITHOUT_TENSORFLOW = """
-import importlib.machinery, json, os, sys
+import importlib.machinery, json, os, signal, sys
 
-class NoTensorFlow(importlib.machinery.PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        if name.partition(".")[0] == "tensorflow":
-            return None
-        return super().find_spec(name, path, target)
+def without_tensorflow(name, *more, find=importlib.machinery.PathFinder.find_spec):
+    return None if name.partition(".")[0] == "tensorflow" else find(name, *more)
 
-sys.meta_path = [
-    NoTensorFlow if finder is importlib.machinery.PathFinder else finder
-    for finder in sys.meta_path
-]
-"""
-
-# Sends this process a signal in its fifth step.
-INTERRUPT = """
-import os, signal, sys
-from train import run
-from train.training import monitors
-
-real_add = monitors.EpochMeter.add
-
-def interrupt_step_5(number):
-    steps = []
-
-    def add(*given, **named):
-        steps.append(None)
-        if len(steps) == 5:
-            os.kill(os.getpid(), number)
-        real_add(*given, **named)
-
-    monitors.EpochMeter.add = add
+importlib.machinery.PathFinder.find_spec = without_tensorflow
 """
 
 PROGRAM = (
     WITHOUT_TENSORFLOW
-    + INTERRUPT
     + """
-from train import benchmark, evaluate, predict
+from train import benchmark, evaluate, predict, run
+from train.training import monitors
 
 data, out, *flags = sys.argv[1:]
+real_add, steps = monitors.EpochMeter.add, []
 
 def train(name):
     return run.main(["--data", data, "--workdir", f"{out}/{name}", *flags])
 
+def stop_in_step_5(*given, **named):
+    steps.append(None)
+    if len(steps) == 5:
+        os.kill(os.getpid(), signal.SIGTERM)
+    real_add(*given, **named)
+
 # The same command again and again: undisturbed, stopped at a step, and gone on with.
 codes = [train("whole")]
-interrupt_step_5(signal.SIGTERM)
+monitors.EpochMeter.add = stop_in_step_5
 codes.append(train("resumed"))
 monitors.EpochMeter.add = real_add
 model, measured = ["--model", out + "/whole"], ["--data", data]
@@ -110,10 +84,6 @@ def out(data, tmp_path_factory):
     return path
 
 
-def losses_of(workdir):
-    return [(row["loss"], row["val_loss"]) for row in history_of(workdir)]
-
-
 def test_every_command_ends_well_and_none_imports_tensorflow(out):
     printed = (out / "stdout.txt").read_text()
     facts = json.loads(printed.splitlines()[-1])
@@ -125,9 +95,10 @@ def test_every_command_ends_well_and_none_imports_tensorflow(out):
 
 
 def test_a_stopped_run_goes_on_to_the_weights_of_an_undisturbed_one(out):
-    assert losses_of(out / "resumed") == losses_of(out / "whole")
-    ours, theirs = (arrays_of(out / name / "best.npz", "model/") for name in ("resumed", "whole"))
-    check_equal(ours, theirs)
+    runs = [out / "resumed", out / "whole"]
+    ours, theirs = ([(row["loss"], row["val_loss"]) for row in history_of(run)] for run in runs)
+    assert ours == theirs
+    check_equal(*(arrays_of(run / "best.npz", "model/") for run in runs))
 
 
 def test_a_backend_that_is_not_supported_or_not_installed_ends_with_code_2(data, tmp_path):

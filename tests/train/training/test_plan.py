@@ -3,14 +3,13 @@ import pytest
 from tfrecord_io.terminal.errors import UserError
 from train.machine.devices import Devices
 from train.training.config import TrainConfig
-from train.training.plan import with_decisions, with_model
+from train.training.plan import with_decisions
 
 
 def resolve(num_examples=1000, num_replicas=1, image_shape=(28, 28, 1), **fields):
     names = tuple(f"CPU:{index}" for index in range(num_replicas))
     devices = Devices(backend="tensorflow", names=names)
-    config = with_model(TrainConfig.of(**fields), image_shape)
-    return with_decisions(config, image_shape, num_examples, devices)
+    return with_decisions(TrainConfig.of(**fields), image_shape, num_examples, devices)
 
 
 def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
@@ -89,9 +88,9 @@ def test_the_network_follows_from_the_size_of_the_images(image_shape, fields, mo
             "--fine_tune_learning_rate",
         ),
         (1000, 4, {"global_batch_size": 10}, "--batch_size 10 .* 4 replicas"),
-        (10, 1, {"global_batch_size": 64}, "only 10; --batch_size 64"),
-        (10, 1, {"replica_batch_size": 64}, "only 10; --replica_batch_size 64"),
-        (1, 2, {}, "only 1; .* --devices"),
+        (10, 1, {"global_batch_size": 64}, "--batch_size 64 .* only 10"),
+        (10, 1, {"replica_batch_size": 64}, "--replica_batch_size 64 .* only 10"),
+        (1, 2, {}, "only 1; .*--devices"),
     ],
 )
 def test_what_does_not_suit_the_data_or_the_devices_is_refused_by_the_flag_that_was_given(

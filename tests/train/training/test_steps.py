@@ -14,7 +14,7 @@ from train.data.augmentation import NUM_DRAWS
 from train.kinds.classes import CLASSES
 from train.networks.models import Pixels, build_network
 from train.training.config import TrainConfig
-from train.training.session import open_session, session_of
+from train.training.session import open_sessions
 
 NUM_EXAMPLES = {"train": 30, "test": 11}
 SHAPE = (10, 8, 1)
@@ -98,7 +98,7 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
 
 def session_with(data, **fields):
     fields = {"label_smoothing": 0.0, "augment": False, "mixup": 0.0} | fields
-    return session_of(TrainConfig.of(data=str(data), **fields))
+    return open_sessions(TrainConfig.of(data=str(data), **fields))[0]
 
 
 def objective_of(data, **fields):
@@ -113,7 +113,7 @@ def loss_and_totals(data, labels, logits, weights, **fields):
 
 def test_the_loss_is_weighted_by_class_and_filling_copies_count_nothing(data):
     session = session_with(data)
-    counts = session.data.label_counts(session.plan.parts.train)
+    counts = session.data.label_counts(session.parts.train)
     of_class = CLASSES.class_weights(counts, NUM_EXAMPLES["train"], 0.5)
     labels = np.eye(4, dtype=np.float32)[[0, 1, 1]]
     logits = np.array([[0.0] * 4, [0.0] * 4, [-np.inf, np.inf, 0.0, 0.0]], np.float32)
@@ -176,7 +176,7 @@ def test_the_augmentation_knows_that_the_images_are_padded(data):
     for fit in ("pad", "stretch"):
         manifest = dataclasses.replace(session.data.manifest, preprocessing={"fit": fit})
         changed = dataclasses.replace(session.data, manifest=manifest)
-        objective = open_session(session.plan, changed, session.devices).objective
+        objective = dataclasses.replace(session, data=changed).objective
         assert np.any(objective.prepare(*black)[0]) == (fit == "stretch")
 
 

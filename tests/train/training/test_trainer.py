@@ -1,5 +1,3 @@
-import contextlib
-import io
 import json
 import os
 import shutil
@@ -32,7 +30,6 @@ from marked_images import (
 from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.format.kinds import CLASSES, MULTI_LABEL
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.errors import UserError
 from train import run
 from train.data.dataset import open_dataset, patient_folds
@@ -42,7 +39,6 @@ from train.machine.errors import TrainingError
 from train.machine.places import RunFolder
 from train.results.classifier import load_classifier
 from train.training import monitors, training_loop
-from train.training.checkpoint import load_checkpoint
 from train.training.config import TrainConfig
 from train.training.steps import StepResults, TensorFlowSteps
 from train.training.trainer import train_and_evaluate
@@ -52,11 +48,9 @@ def config_of(data, **fields):
     return TrainConfig.of(data=str(data), **(CLASS_RUN | fields))
 
 
-def stop_at(monkeypatch, workdir, step):
-    """Lets this process get SIGTERM while a run is in that step, counted from 1."""
-    facts, _ = load_checkpoint(workdir / "checkpoint.npz")
-    steps_left = [step - facts.get("step", 0)]
-    real_add = monitors.EpochMeter.add
+def stop_at(monkeypatch, step):
+    """Lets this process get SIGTERM in that step of a run, counted from 1."""
+    steps_left, real_add = [step], monitors.EpochMeter.add
 
     def add(meter, results, seconds, *, timed):
         steps_left[0] -= 1
@@ -67,35 +61,21 @@ def stop_at(monkeypatch, workdir, step):
     monkeypatch.setattr(monitors.EpochMeter, "add", add)
 
 
-def train_until(step, config, workdir, monkeypatch):
-    """Runs until a step, in which the run is asked to stop."""
-    with monkeypatch.context() as patch:
-        stop_at(patch, workdir, step)
-        with pytest.raises(TrainingError, match=f"stopped by .* after step {step};"):
-            train_and_evaluate(config, workdir)
-
-
-def test_a_run_leaves_everything_that_was_promised(class_run):
+def test_a_run_learns_and_leaves_everything_that_was_promised(class_run):
     names = {str(path.relative_to(class_run)) for path in class_run.rglob("*")}
     assert names >= {
         "config.json", "history.json", "metrics.json", "predictions.csv", "checkpoint.npz",
         "best.npz", "export/model.keras", "export/saved_model/saved_model.pb",
         "export/model.weights.h5", "export/architecture.json", "export/preprocessing.json",
-        "plots/loss.svg", "plots/roc.svg",
-        "report.html",
+        "plots/loss.svg", "plots/roc.svg", "report.html",
     }  # fmt: skip
     written = json.loads((class_run / "config.json").read_text())["config"]
     assert set(written) == set(TrainConfig.of().to_dict())
     assert (written["global_batch_size"], written["weights"]) == (16, "none")
-
-
-def test_it_learns_and_is_measured_after_its_last_epoch_on_the_test_split_by_patient(class_run):
     history, metrics = history_of(class_run), metrics_of(class_run)
     assert [row["step"] for row in history] == [6, 12, 17]  # 90 images in batches of 16
     assert history[-1]["loss"] < 0.8 * history[0]["loss"]
-    for row in history[1:]:
-        assert row["images_per_second"] > 0
-        assert 0 <= row["input_wait_share"] <= 1
+    assert min(row["images_per_second"] for row in history[1:]) > 0
     assert metrics["best_epoch"] == 3
     assert (metrics["split"], metrics["num_examples"], metrics["num_patients"]) == ("test", 30, 15)
     assert metrics["bootstrap_by"] == "patient"
@@ -166,7 +146,10 @@ def test_overwrite_that_is_refused_leaves_the_run_as_it_was(
         f"--init {folder} is in --workdir {folder}": {"init": folder},
         "no.weights.h5": {"weights": tmp_path / "no.weights.h5"} | lite,
         "broken.weights.h5": {"weights": tmp_path / "broken.weights.h5"} | lite,
-        "--model mobilenetv2 is another one": {"init": class_run, "model": "mobilenet_v2"},
+        f"the weights of --init {class_run} do not fit": {
+            "init": class_run,
+            "model": "small_resnet",
+        },
         "gives the first weights; leave out": {"init": class_run, "weights": "none"},
         "config.json does not exist": {"init": tmp_path},
     }.items():
@@ -176,8 +159,13 @@ def test_overwrite_that_is_refused_leaves_the_run_as_it_was(
         assert files_of(folder) == before, told
 
 
-def test_what_is_no_run_is_not_replaced(class_data, tmp_path):
-    (tmp_path / "thesis.txt").write_text("mine")
+def test_what_is_no_run_is_not_replaced_but_for_what_a_killed_process_left_half_written(
+    class_data, tmp_path
+):
+    (tmp_path / ".config.json.1234.tmp").write_bytes(b'{"half": ')
+    claimed(config_of(class_data), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    (tmp_path / "config.json").rename(tmp_path / "thesis.txt")
     with pytest.raises(UserError, match="it is not a run folder"):
         claimed(config_of(class_data), tmp_path)
     (tmp_path / "config.json").write_text('{"model": "of another program"}')
@@ -217,8 +205,8 @@ def answers_of(classifier, images):
 
 def test_what_cannot_be_learned_is_refused_before_a_folder_is_made(class_run, tmp_path):
     for (names, kind), init, message in (
-        ((("cnv", "normal"), CLASSES), class_run, "--rename_classes cnv=NAME,normal=NAME"),
-        ((OCT_NAMES, MULTI_LABEL), class_run, "learned classes, but the dataset has labels"),
+        ((("cnv", "normal"), CLASSES), class_run, "learned the classes .* has the classes cnv"),
+        ((OCT_NAMES, MULTI_LABEL), class_run, "learned the classes .* the dataset has the labels"),
         ((("NORMAL",), CLASSES), None, "has one class, NORMAL, so there is nothing to tell"),
     ):
         write_marked_dataset(tmp_path / "data", {"train": 4}, label_names=names, label_kind=kind)
@@ -235,11 +223,8 @@ def test_one_image_and_all_defaults_are_a_run_that_says_what_it_lacks_and_ends_w
 ):
     data, workdir = tmp_path / "data", tmp_path / "run"
     write_marked_dataset(data, num_examples={"train": 1})
-    arguments = [f"--data={data}", f"--workdir={workdir}", "--epochs=2"]
-    assert run.main(arguments) == 0
-    before, _, after = capsys.readouterr().out.partition("epoch 1/2")
-    assert "note: there are no validation and no test images" in before
-    assert "epoch 2/2" in after
+    assert run.main([f"--data={data}", f"--workdir={workdir}", "--epochs=2"]) == 0
+    assert "note: there are no validation and no test images" in capsys.readouterr().out
     found = metrics_of(workdir)
     assert (found["split"], found["best_epoch"], found["steps"]) == (None, 2, 2)
     assert not (workdir / "predictions.csv").exists()
@@ -247,33 +232,15 @@ def test_one_image_and_all_defaults_are_a_run_that_says_what_it_lacks_and_ends_w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("measured", "best_epoch", "note"), [("val", 1, "there is no test split"), ("test", 2, "")]
-)
-def test_without_one_split_the_other_is_measured_without_a_temperature(
-    tmp_path, capsys, measured, best_epoch, note
-):
+@pytest.mark.parametrize("measured", ["val", "test"])
+def test_without_one_split_the_other_is_measured_without_a_temperature(tmp_path, measured):
     """What is fitted to the validation split must not be reported of it."""
     data = tmp_path / "data"
     write_marked_dataset(data, num_examples={"train": 40, measured: 12}, with_patients=False)
-    config = config_of(data, epochs=best_epoch)
-    found = train_and_evaluate(config, tmp_path / "run")
+    found = train_and_evaluate(config_of(data, epochs=1), tmp_path / "run")
     assert (found["split"], found["num_examples"]) == (measured, 12)
-    assert (found["best_epoch"], found["bootstrap_by"]) == (best_epoch, "image")
+    assert found["bootstrap_by"] == "image"
     assert not {"calibration", "thresholds"} & set(found)
-    output = capsys.readouterr().out
-    assert "images is unknown, so they" in output
-    assert note in output
-
-
-def test_what_a_killed_process_left_half_written_does_not_block_its_folder(class_data, tmp_path):
-    with atomic_write(tmp_path / "config.json"):
-        (leftover,) = tmp_path.glob(".config.json.*")
-    (tmp_path / "config.json").unlink()
-    leftover.write_bytes(b'{"half": ')
-    claimed(config_of(class_data), tmp_path)
-    assert not leftover.exists()
-    assert (tmp_path / "config.json").exists()
 
 
 def same_values(ours, theirs):
@@ -357,7 +324,6 @@ def test_fine_tuning_trains_the_head_first_and_then_the_last_layers_alone(tmp_pa
     weights = tmp_path / "pretrained.weights.h5"
     source = keras.applications.VGG16(include_top=False, weights=None, input_shape=(32, 32, 3))
     source.save_weights(weights)
-    before = {layer.name: [w.numpy() for w in layer.weights] for layer in source.layers}
     config = config_of(
         data, model="vgg16", weights=str(weights), epochs=2, replica_batch_size=8,
         fine_tune_learning_rate=0.02, optimizer="sgd",
@@ -366,14 +332,11 @@ def test_fine_tuning_trains_the_head_first_and_then_the_last_layers_alone(tmp_pa
     rows = history_of(tmp_path / "run")
     assert [row["phase"] for row in rows] == ["head", "all"]
     trained = keras.saving.load_model(tmp_path / "run" / "export" / "model.keras")
+    trained = trained.get_layer("vgg16").get_layer("vgg16")
     changed = {
         layer.name
-        for layer in trained.get_layer("vgg16").get_layer("vgg16").layers
-        if layer.weights
-        and any(
-            not np.array_equal(weight.numpy(), old)
-            for weight, old in zip(layer.weights, before[layer.name], strict=True)
-        )
+        for layer, before in zip(trained.layers, source.layers, strict=True)
+        if not all(map(np.array_equal, layer.get_weights(), before.get_weights()))
     }
     assert changed == {"block5_conv1", "block5_conv2", "block5_conv3"}
 
@@ -394,35 +357,26 @@ def data(tmp_path_factory):
     return path
 
 
-def cross_validate(data, workdir, **fields):
-    return train(data, workdir, **{"folds": 2} | fields)
-
-
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "folds"
-    with contextlib.redirect_stderr(io.StringIO()) as errors:
-        assert cross_validate(data, workdir) == 0
-    assert "was not written" not in errors.getvalue()
+    assert train(data, workdir, folds=2) == 0
     return workdir
 
 
 @pytest.mark.slow
-def test_every_image_is_predicted_once_by_the_fold_that_has_not_seen_it(finished):
-    counts = Counter(row["path"] for row in rows_of(finished))
+def test_every_image_is_predicted_once_by_the_fold_that_has_not_seen_it_and_all_are_pooled(
+    finished,
+):
+    metrics, rows = metrics_of(finished), rows_of(finished)
+    counts = Counter(row["path"] for row in rows)
     assert set(counts.values()) == {1}
     assert len(counts) == NUM_IMAGES
     assert not [path for path in counts if path.startswith("test/")]
-    everyone = {row["key"] for row in rows_of(finished)}
     for fold in range(2):
         folder = finished / f"fold-{fold}"
         seen = set(pq.read_table(folder / "seen.parquet")["key"].to_pylist())
-        assert seen == everyone - {row["key"] for row in rows_of(folder)}
-
-
-@pytest.mark.slow
-def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
-    metrics, rows = metrics_of(finished), rows_of(finished)
+        assert seen == {row["key"] for row in rows} - {row["key"] for row in rows_of(folder)}
     sites = {name: site["num_examples"] for name, site in metrics["sites"].items()}
     assert sites == Counter(row["label"] for row in rows)
     right = np.mean([row["label"] == row["predicted"] for row in rows])
@@ -440,12 +394,12 @@ def test_a_stopped_cross_validation_goes_on_at_its_fold_and_step(
     steps = metrics_of(finished / "fold-0")["steps"]
     workdir = tmp_path / "folds"
     with monkeypatch.context() as patch:
-        stop_at(patch, workdir, steps + 2)
-        assert cross_validate(data, workdir) == 143
+        stop_at(patch, steps + 2)
+        assert train(data, workdir, folds=2) == 143
     assert (workdir / "fold-0" / "metrics.json").exists()
     assert not (workdir / "fold-1" / "metrics.json").exists()
     before = (workdir / "fold-0" / "checkpoint.npz").stat().st_mtime_ns
-    assert cross_validate(data, workdir) == 0
+    assert train(data, workdir, folds=2) == 0
     assert (workdir / "fold-0" / "checkpoint.npz").stat().st_mtime_ns == before
     for found, expected in zip(rows_of(workdir), rows_of(finished), strict=True):
         assert found["key"] == expected["key"]
@@ -453,13 +407,13 @@ def test_a_stopped_cross_validation_goes_on_at_its_fold_and_step(
 
 
 def test_folds_without_patients_are_refused_before_the_first_is_trained(data, tmp_path, capsys):
-    assert cross_validate(data, tmp_path / "run", folds=60, fold=0) == 2
+    assert train(data, tmp_path / "run", folds=60, fold=0) == 2
     assert "too few patients" in capsys.readouterr().err
     write_marked_dataset(tmp_path, num_examples={"train": 20})
     dataset = open_dataset(str(tmp_path))
     folds = patient_folds(dataset.groups.take(dataset.part("train").rows), 6)
     (empty,) = set(range(6)) - set(folds.tolist())
     assert empty > 0
-    assert cross_validate(tmp_path, tmp_path / "run", folds=6, replica_batch_size=4) == 2
+    assert train(tmp_path, tmp_path / "run", folds=6, replica_batch_size=4) == 2
     assert f"fold {empty} of 6 has 0 of the 20 images" in capsys.readouterr().err
     assert not (tmp_path / "run" / "fold-0").exists()
