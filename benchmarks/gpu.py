@@ -27,7 +27,6 @@ import numpy as np
 from read_data import LABEL_NAMES, ReadData, decode_scan, draw_records, draw_scans
 
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.stores.ahead import map_ahead
 
 # Keras is imported by functions: Grain's workers import this file again, and need none.
 if TYPE_CHECKING:
@@ -132,10 +131,7 @@ def placed(session: Session, steps: Steps, batches: Iterator[np.ndarray]) -> Any
     draws = np.zeros((size, augmentation.NUM_DRAWS), np.float32)
     whole = ((images, labels, weights, draws) for images in batches)
     if session.devices.backend == "jax":
-        import jax
-
-        put = functools.partial(jax.device_put, device=session.devices.sharding("batch"))
-        return map_ahead(put, whole, 2, num_threads=1)
+        return steps.iterate(whole)
     import tensorflow as tf
 
     signature = tuple(tf.TensorSpec(part.shape, part.dtype) for part in next(whole))

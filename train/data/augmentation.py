@@ -68,7 +68,9 @@ def augment(images, draws, strength: float, *, is_padded: bool = False):
     x, y = _sources(rows, columns, (height, width), next_draw, strength)
     if is_padded:
         first, last = picture_ends(images)
-        mask = _share_between(y, first[0], last[0]) * _share_between(x, first[1], last[1])
+        # What interpolation gives of 1 inside of the picture, and 0 elsewhere.
+        mask = ops.clip(ops.minimum(y - first[0], last[0] - y) + 1, 0.0, 1.0)
+        mask = mask * ops.clip(ops.minimum(x - first[1], last[1] - x) + 1, 0.0, 1.0)
         y, x = ops.clip(y, first[0], last[0]), ops.clip(x, first[1], last[1])
     changed = _interpolate(images, channel, x, y)
     if strength:
@@ -143,13 +145,8 @@ def _sources(rows, columns, size: tuple[int, int], next_draw, strength: float):
 def _interpolate(images, channel, x, y):
     """Returns bilinear pixels of images at x and y, float32 of their shape.
 
-    Beyond an edge is the mirror image, so row -1 is row 0.
-
-    Args:
-        images: [batch, height, width, channels] of any type.
-        channel: int32, of each column of x and y.
-        x: float32 [batch, height, width * channels], in pixels, as y.
-        y: see x.
+    Beyond an edge is the mirror image, so row -1 is row 0. The images are of any type; x and y are
+    float32 [batch, height, width * channels], in pixels; `channel` is that of each column, int32.
     """
     ops = keras.ops
     height, width, channels = images.shape[1:]
@@ -223,11 +220,6 @@ def picture_ends(images):
         last = ops.max(ops.where(is_lit, places, -1.0), axis=1)
         ends.append((first[:, None, None], last[:, None, None]))
     return tuple(zip(*ends, strict=True))
-
-
-def _share_between(places, first, last):
-    """Returns what interpolation gives of 1 from the first to the last pixel, and 0 elsewhere."""
-    return keras.ops.clip(keras.ops.minimum(places - first, last - places) + 1, 0.0, 1.0)
 
 
 def picture_share(images):

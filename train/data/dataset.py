@@ -1,7 +1,4 @@
-"""A dataset that is opened once for a whole run, and which of its examples the run uses for what.
-
-That is its manifest and its table of examples; its splits, or folds of groups.
-"""
+"""A dataset that is opened once for a whole run, and which of its examples it uses for what."""
 
 from __future__ import annotations
 
@@ -35,12 +32,9 @@ _COLUMNS = (*IMAGE_COLUMNS, "path", "split", "shard", "row", "variant")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
-    """Some examples of a dataset.
+    """Some examples of a dataset, of these splits; `name` is that in messages and metrics.
 
-    Attributes:
-        name: in messages and metrics.
-        splits: those that contain the examples.
-        rows: int64 [num_examples], places of the examples in the dataset, see `Dataset.table`.
+    `rows` are int64 [num_examples], places of the examples in `Dataset.table`.
     """
 
     name: str
@@ -132,9 +126,7 @@ class Dataset:
 
 
 def open_dataset(path: str | Folder, columns: Sequence[str] = ()) -> Dataset:
-    """Reads what is known of a dataset, each file of it once.
-
-    `columns` of the table of examples are measured besides `SITE`.
+    """Reads what is known of a dataset; `columns` of its table are measured besides `SITE`.
 
     Raises:
         UserError: if the table is missing or damaged, lacks one of these columns or the groups,
@@ -169,10 +161,9 @@ def open_dataset(path: str | Folder, columns: Sequence[str] = ()) -> Dataset:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
-    """The parts of a run.
+    """The parts of a run: it learns from `train`, and evaluates `test` once, at the end.
 
-    It learns from `train`, watches `val` during training and fits the temperature and the
-    thresholds on it, and evaluates `test` once, at the end.
+    It watches `val` during training, and fits the temperature and the thresholds on it.
     """
 
     train: Part

@@ -7,15 +7,13 @@ one, and the random numbers of its examples are added.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import tfrecord_io
 from tfrecord_io.reading.order import BatchOrder
-from tfrecord_io.stores.ahead import map_ahead
 from train.data import augmentation
 from train.data.dataset import Dataset, Part
 from train.data.options import InputOptions
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
 
     from tfrecord_io.reading.batches import Batches
 
-# Batches that wait on JAX's devices while these work on another.
-_NUM_AHEAD = 2
-
 
 def training_batches(
     data: Dataset,
@@ -38,15 +33,15 @@ def training_batches(
     *,
     mixup: float,
     start_step: int,
-) -> tf.data.Dataset | Iterator[tuple[Any, ...]]:
+) -> tf.data.Dataset | Iterator[tuple[np.ndarray, ...]]:
     """Returns the training batches from a step on, to the end of the run.
 
     Returns:
         a dataset of (stored images [replica_batch_size, height, width, channels], labels float32
         [replica_batch_size, num_classes], weights float32 [replica_batch_size], draws float32
         [replica_batch_size, augmentation.NUM_DRAWS]). The weights of the replica batches of one
-        step add up to 1 over all replicas. On JAX an iterator of the same four, as arrays on the
-        devices, each of all replicas together.
+        step add up to 1 over all replicas. On JAX an iterator of the same four, as arrays of all
+        replicas together.
     """
     batch_size = options.global_batch_size or 0
     ordered: dict[str, Any] = {
@@ -56,7 +51,7 @@ def training_batches(
         "pad_remainder": True,
     }
     order = BatchOrder(num_examples=part.num_examples, **ordered)
-    reading = {**_reading(data, part), **ordered, "start_step": start_step}
+    reading = {"split": data.splits, "examples": part.rows, **ordered, "start_step": start_step}
 
     def beside(step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the weights and the draws of the examples of a step."""
@@ -66,12 +61,8 @@ def training_batches(
 
     if devices.backend == "jax":
         batches = tfrecord_io.make_batches(data.path, **reading)
-
-        def put(step_and_batch: tuple[int, Any]) -> tuple[Any, ...]:
-            step, (images, labels, *_) = step_and_batch
-            return _put(devices, (images, labels, *beside(step)))
-
-        return map_ahead(put, enumerate(batches, start_step), _NUM_AHEAD, num_threads=1)
+        steps = enumerate(batches, start_step)
+        return ((images, labels, *beside(step)) for step, (images, labels, *_) in steps)
 
     import tensorflow as tf
 
@@ -85,40 +76,26 @@ def training_batches(
     return _cut_for_replicas(dataset, devices.num_replicas)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PlacedBatches:
-    """JAX: batches that `put` brings to the devices, each time anew that they are gone through."""
-
-    batches: Batches
-    put: Callable[[tuple[np.ndarray, ...]], tuple[Any, ...]]
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        return map_ahead(self.put, self.batches, _NUM_AHEAD, num_threads=1)
-
-
 def evaluation_batches(
     data: Dataset, part: Part, options: InputOptions, devices: Devices
-) -> tf.data.Dataset | PlacedBatches:
-    """Returns a part in its stored order, again and again.
+) -> tf.data.Dataset | Batches:
+    """Returns a part in its stored order, each time anew that it is gone through.
 
     Its batches are those of `training_batches` without draws, but each example's weight is 1 and
     that of a copy 0.
     """
-    size = (options.replica_batch_size or 0) * devices.num_replicas
-    reading = {**_reading(data, part), "batch_size": size, "shuffle": False, "pad_remainder": True}
+    make = tfrecord_io.make_batches if devices.backend == "jax" else tfrecord_io.make_dataset
+    batches = make(
+        data.path,
+        split=data.splits,
+        examples=part.rows,
+        batch_size=(options.replica_batch_size or 0) * devices.num_replicas,
+        shuffle=False,
+        pad_remainder=True,
+    )
     if devices.backend == "jax":
-
-        def put(batch: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
-            images, *others = batch
-            return _put(devices, images), *others
-
-        return PlacedBatches(tfrecord_io.make_batches(data.path, **reading), put)
-    dataset = tfrecord_io.make_dataset(data.path, **reading)
-    return _cut_for_replicas(dataset, devices.num_replicas)
-
-
-def _reading(data: Dataset, part: Part) -> dict[str, Any]:
-    return {"split": data.splits, "examples": part.rows}
+        return batches
+    return _cut_for_replicas(batches, devices.num_replicas)
 
 
 def _cut_for_replicas(dataset: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
@@ -128,10 +105,3 @@ def _cut_for_replicas(dataset: tf.data.Dataset, num_replicas: int) -> tf.data.Da
         dataset = dataset.rebatch(size, drop_remainder=True)
     # The next batch of each replica waits in memory while the devices work.
     return dataset.prefetch(2 * num_replicas)
-
-
-def _put(devices: Devices, arrays: Any) -> Any:
-    """JAX: brings arrays of a batch to the devices, to each its part."""
-    import jax
-
-    return jax.device_put(arrays, devices.sharding("batch"))

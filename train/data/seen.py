@@ -128,10 +128,8 @@ class Exposure:
         is_seen: which of the images, bool [num_images].
         num_patients: known patients of those.
         is_measured: whether the measures include the images that it has seen.
-        claims: what it has not seen of the others, `NO_PIXELS` and `NO_PATIENT`: only what could
-            be compared.
-        doubts: why it may have seen more of the others, or of their patients; empty if all could
-            be compared.
+        claims: of `NO_PIXELS` and `NO_PATIENT`, what could be compared and was not found.
+        doubts: why it may have seen more of the others, or of their patients.
     """
 
     is_seen: np.ndarray
@@ -157,11 +155,9 @@ def expose(
 ) -> Exposure:
     """Counts what networks have seen of the images of a dataset that each is to be measured on.
 
-    Args:
-        dataset: where the images are.
-        networks: what each has seen, and the rows of the images that it is measured on. There are
-            several in a cross-validation; their datasets and first weights are the same.
-        is_measured: whether the images that they have seen are measured with the others.
+    Of each network there is what it has seen, and the rows of the images that it is measured on. A
+    cross-validation has several, whose datasets and first weights are the same. `is_measured` tells
+    whether the images that they have seen are measured with the others.
     """
     seen, rows = networks[0][0], np.concatenate([rows for _, rows in networks])
     is_seen = np.concatenate([_is_seen(dataset.images, each)[rows] for each, rows in networks])

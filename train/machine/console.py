@@ -106,21 +106,6 @@ def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
-def check_backend(backend: str) -> None:
-    """Raises UserError if a backend is neither TensorFlow nor JAX, or is not installed."""
-    if backend not in ("tensorflow", "jax"):
-        raise UserError(
-            f"KERAS_BACKEND={backend} is not supported; use tensorflow or jax. PyTorch reads the "
-            "data with tfrecord_io.make_batches (docs/reader.md)"
-        )
-    if importlib.util.find_spec(backend) is None:
-        extra = "train" if backend == "tensorflow" else "jax"
-        raise UserError(
-            f"{backend}, on which Keras is to run, is not installed; run pip install "
-            f"'.[{extra}]' in the clone of this project, or name another with KERAS_BACKEND"
-        )
-
-
 @contextlib.contextmanager
 def hide_native_noise() -> Iterator[None]:
     """Hides what the block writes to standard error, and shows it if the block fails.

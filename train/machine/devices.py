@@ -19,10 +19,6 @@ from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import flag
 from train.machine import console
 
-#: Tensor cores compute in bfloat16 from this CUDA compute capability on (Ampere). Source: NVIDIA's
-#: CUDA programming guide, table of compute capabilities.
-_BFLOAT16_CAPABILITY = (8, 0)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
@@ -56,14 +52,11 @@ class DeviceOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Devices:
-    """The devices of a run.
+    """The devices of a run, one a replica.
 
     Attributes:
-        backend: Keras' backend, `tensorflow` or `jax`.
-        names: the devices, one a replica.
         strategy: TensorFlow's distribution, or None on JAX.
         mesh: JAX's devices in their order, or None on TensorFlow.
-        on_gpu: whether the replicas are GPUs.
         best_precision: arithmetic that suits them.
     """
 
@@ -78,15 +71,6 @@ class Devices:
     def num_replicas(self) -> int:
         return len(self.names)
 
-    @property
-    def compiles_gradients(self) -> bool:
-        """Whether TensorFlow compiles the gradients with XLA.
-
-        On a CPU that takes longer than it saves in a short run, and several replicas exchange
-        statistics within a step, which XLA cannot compile. JAX compiles every step.
-        """
-        return self.on_gpu and self.num_replicas == 1
-
     def sharding(self, *axes: str) -> Any:
         """JAX: a copy of an array on every device; of `batch`, each its part of the first axis."""
         import jax
@@ -99,16 +83,11 @@ class Devices:
 
 
 def configure_devices(options: DeviceOptions) -> Devices:
-    """Chooses the devices and sets them up, before anything is put on one.
-
-    Raises:
-        UserError: if the devices asked for are not there, or are in use already.
-    """
+    """Chooses the devices and sets them up; UserError if they are not there, or in use."""
     import keras
 
     # Looking for GPUs where there are none makes the CUDA driver complain.
     with console.hide_native_noise():
-        console.check_backend(keras.backend.backend())
         on_jax = keras.backend.backend() == "jax"
         try:
             devices = _configure_jax(options) if on_jax else _configure_tensorflow(options)
@@ -147,7 +126,8 @@ def _configure_tensorflow(options: DeviceOptions) -> Devices:
     )
     details = map(tf.config.experimental.get_device_details, gpus)
     capabilities = [detail.get("compute_capability", (0, 0)) for detail in details]
-    is_fast = min(capabilities) >= _BFLOAT16_CAPABILITY if gpus else _cpu_computes_in_bfloat16()
+    # Tensor cores compute in bfloat16 from Ampere on (CUDA programming guide).
+    is_fast = min(capabilities) >= (8, 0) if gpus else _cpu_computes_in_bfloat16()
     return Devices(
         backend="tensorflow",
         names=tuple(names),

@@ -49,13 +49,11 @@ def export_model(
 ) -> None:
     """Writes the model in every form, and how files become its input; replaces an old export.
 
-    Each form is loaded again, and its predictions are compared. The manifest is that of the
-    training data, and `splits` have the training images, whose shapes `predict` compares. The
-    `chosen` are thresholds.
+    The manifest is that of the training data, and `splits` have the training images, whose shapes
+    `predict` compares. The `chosen` are thresholds.
 
     Raises:
-        TrainingError: if a form predicts something else than the model, or the model predicts no
-            numbers.
+        TrainingError: if a form, loaded again, predicts something else, or no numbers.
     """
     images = noise_for(model)
     expected = answer(model, images)

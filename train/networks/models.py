@@ -75,10 +75,10 @@ def build_network(
     with_mirror: bool = True,
     synchronized: bool = False,
 ) -> Network:
-    """Builds the network of a configuration.
+    """Builds the network of a resolved configuration.
 
     Args:
-        options: resolved.
+        options: of the network.
         stored: the images that it takes.
         num_classes: number of outputs.
         seed: of the head's weights and its dropout.
@@ -152,6 +152,10 @@ def restore(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -
         variable.assign(value)
 
 
+# (filters, blocks) of each stage of small_resnet; stages after the first halve the grid.
+_STAGES = ((32, 1), (64, 1), (128, 2), (256, 1))
+
+
 def _small_resnet(features, statistics: PixelStatistics | None, synchronized: bool):
     """A residual network with 1.5 million parameters, for a few hundred images and more.
 
@@ -163,57 +167,45 @@ def _small_resnet(features, statistics: PixelStatistics | None, synchronized: bo
     mean and the maximum over the last grid, because a finding may fill the scan or a single cell.
     """
     layers = keras.layers
+
+    def conv(filters: int, size: int, stride: int = 1, **options: object) -> keras.layers.Layer:
+        options = {"kernel_initializer": "he_normal", **options}
+        return layers.Conv2D(filters, size, strides=stride, padding="same", **options)
+
     assert statistics is not None  # the session computes them for this network
     variance = [max(std, _LEAST_STD) ** 2 for std in statistics.std]
-    normalization = layers.Normalization(
-        mean=statistics.mean, variance=variance, name="normalization"
+    features = layers.Normalization(mean=statistics.mean, variance=variance, name="normalization")(
+        features
     )
-    features = normalization(features)
     side = max(features.shape[1:3])
-    # Images with a side of at least 289 are averaged down.
-    if shrink := side // 289:
+    if shrink := side // 289:  # images with a larger side are averaged down
         features = layers.AveragePooling2D(shrink + 1, name="shrink")(features)
         side //= shrink + 1
     stride = 1 if side < 56 else 2 if side < 112 else 4
-    features = _conv(_STAGES[0][0], max(3, 2 * stride - 1), stride)(features)
+    features = conv(_STAGES[0][0], max(3, 2 * stride - 1), stride)(features)
     for stage, (filters, num_blocks) in enumerate(_STAGES):
         for block in range(num_blocks):
             halving = 2 if stage and not block else 1
-            features = _residual_block(features, filters, halving, synchronized)
+            normalize = layers.BatchNormalization(momentum=0.9, synchronized=synchronized)
+            activated = layers.Activation("relu")(normalize(features))
+            if halving > 1:
+                pooled = layers.AveragePooling2D(halving, padding="same")(activated)
+                features = conv(filters, 1, use_bias=False)(pooled)
+            branch = conv(filters, 3, halving)(activated)
+            branch = layers.Activation("relu")(branch)
+            branch = conv(filters, 3, kernel_initializer="zeros")(branch)
+            features = layers.Add()([features, branch])
     features = layers.Activation("relu")(features)
     mean = layers.GlobalAveragePooling2D(name="pool_mean")(features)
     maximum = layers.GlobalMaxPooling2D(name="pool_maximum")(features)
     return layers.Concatenate(name="pool")([mean, maximum])
 
 
-# (filters, blocks) of each stage of small_resnet; stages after the first halve the grid.
-_STAGES = ((32, 1), (64, 1), (128, 2), (256, 1))
-
-
-def _residual_block(features, filters: int, stride: int, synchronized: bool):
-    normalize = keras.layers.BatchNormalization(momentum=0.9, synchronized=synchronized)
-    normalized = normalize(features)
-    activated = keras.layers.Activation("relu")(normalized)
-    shortcut = features
-    if stride > 1:
-        shortcut = keras.layers.AveragePooling2D(stride, padding="same")(activated)
-        shortcut = _conv(filters, 1, use_bias=False)(shortcut)
-    branch = _conv(filters, 3, stride)(activated)
-    branch = keras.layers.Activation("relu")(branch)
-    branch = _conv(filters, 3, kernel_initializer="zeros")(branch)
-    return keras.layers.Add()([shortcut, branch])
-
-
-def _conv(filters: int, size: int, stride: int = 1, **options: object) -> keras.layers.Conv2D:
-    options.setdefault("kernel_initializer", "he_normal")
-    return keras.layers.Conv2D(filters, size, strides=stride, padding="same", **options)
-
-
 def _convnet(features):
     """The 2018 tutorial's network for Fashion-MNIST: convolutions of 32, 64 and 64 filters.
 
     The tutorial flattened the last 3x3x64 map. Larger images are pooled further, to at most 8x8, so
-    that the dense layer stays small at any input size. 28x28 images give the original network.
+    that the dense layer stays small at any input size.
     """
 
     def pool(features):

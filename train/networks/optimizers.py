@@ -15,20 +15,13 @@ from train.networks.options import OptimizerOptions
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """A learning rate that rises linearly to its peak, then stays or falls along a cosine.
 
-    Sources: Goyal et al. 2017, "Accurate, large minibatch SGD" (linear warm-up); Loshchilov and
-    Hutter 2017, "SGDR" (cosine).
-
-    Attributes:
-        peak: learning rate after the warm-up.
-        warmup_steps: length of the warm-up; 0 for none.
-        decay_steps: steps of the cosine from the peak to zero; None to stay at the peak.
+    The cosine takes `decay_steps` from the peak to zero; with None the rate stays. Sources: Goyal
+    et al. 2017, "Accurate, large minibatch SGD" (warm-up); Loshchilov and Hutter 2017, "SGDR".
     """
 
     def __init__(self, peak: float, warmup_steps: int, decay_steps: int | None) -> None:
         super().__init__()
-        self.peak = peak
-        self.warmup_steps = warmup_steps
-        self.decay_steps = decay_steps
+        self.peak, self.warmup_steps, self.decay_steps = peak, warmup_steps, decay_steps
 
     def __call__(self, step):
         """Returns the learning rate of a step (counted from 0) as a float32 scalar."""

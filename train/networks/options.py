@@ -41,11 +41,8 @@ TUTORIAL_MODELS = ("convnet", "vgg16")
 
 def _model(text: str) -> str:
     """Returns the network of a name; underscores, hyphens and capitals make no difference."""
-
-    def plain(name: str) -> str:
-        return re.sub("[_-]", "", name).lower()
-
-    return next((name for name in MODELS if plain(name) == plain(text)), text)
+    wanted = re.sub("[_-]", "", text).lower()
+    return next((name for name in MODELS if name.replace("_", "") == wanted), text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,7 @@
-"""The state of a run as a file.
+"""The state of a run as a file that is written atomically: an .npz of all variables, and facts.
 
-A checkpoint has all variables and the position of the run, in one file that is written atomically:
-a plain .npz of arrays, in the order in which Keras lists its variables, and a JSON text. Keras' own
-`.weights.h5` does not store the position in the data or the states of random generators, and a kill
-while it is written leaves half a file.
+Keras' own `.weights.h5` does not store the position in the data or the states of random generators,
+and a kill while it is written leaves half a file.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import typing
@@ -21,7 +22,6 @@ from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import flag
 from train.data.options import AugmentOptions, FoldOptions, InputOptions
 from train.extras.bucket import open_run
-from train.machine import console
 from train.machine.devices import DeviceOptions
 from train.networks.options import NetworkOptions, OptimizerOptions
 from train.results.options import MeasureOptions, ThresholdOptions
@@ -113,13 +113,12 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     free = {field.name for field in fields if field.metadata.get("is_operational")}
     if ours["config"].get("epochs") != theirs["config"].get("epochs"):
         free |= {"ema_decay", "warmup_steps", "head_epochs"}  # they follow from the epochs
-
-    def learnt(content: Mapping[str, Any]) -> dict[str, Any]:
-        facts = {name: value for name, value in content["config"].items() if name not in free}
-        facts["dataset"] = content.get("dataset", {}).get("fingerprint")
-        return facts | {"backend": content.get("backend")}
-
-    return printing.differences(learnt(theirs), learnt(ours), "in the folder", "requested")
+    facts = []
+    for content in (theirs, ours):
+        known = {name: value for name, value in content["config"].items() if name not in free}
+        known["dataset"] = content.get("dataset", {}).get("fingerprint")
+        facts.append(known | {"backend": content.get("backend")})
+    return printing.differences(*facts, "in the folder", "requested")
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -184,7 +183,13 @@ def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfi
             "--data is missing; give the folder of a finished dataset, such as the --output of "
             f"{flags.command('build')}"
         )
-    console.check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if backend not in ("tensorflow", "jax") or importlib.util.find_spec(backend) is None:
+        raise UserError(
+            f"KERAS_BACKEND={backend} is not installed, or not supported; run pip install '.[train]' "
+            "or '.[jax]' in the clone of this project, and use tensorflow or jax. PyTorch reads the "
+            "data with tfrecord_io.make_batches (docs/reader.md)"
+        )
     if not is_remote(data):
         if cache := given.keys() & {"cache_dir", "cache_gb"}:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Monitors of a run: stop signals, progress, memory, TensorBoard. None changes what is learnt."""
+"""Monitors of a run: stop signals, speed, memory. None changes what is learnt."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import contextlib
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 import numpy as np
 
@@ -99,19 +97,3 @@ def memory_megabytes(devices: Devices) -> dict[str, float]:
         statistics = jax.devices()[0].memory_stats() or {}
         memory["peak_gpu_mb"] = statistics.get("peak_bytes_in_use", 0) / 1e6
     return memory
-
-
-@contextlib.contextmanager
-def tensorboard(directory: Path) -> Iterator[Callable[[Mapping[str, Any], int], None]]:
-    """Yields a function that writes the numbers of a history row as scalars of TensorBoard."""
-    from tensorboard.summary import Writer
-
-    with contextlib.closing(Writer(str(directory))) as writer:
-
-        def write(row: Mapping[str, Any], step: int) -> None:
-            for tag, value in row.items():
-                if isinstance(value, int | float) and tag not in ("epoch", "step"):
-                    writer.add_scalar(tag, value, step)
-            writer.flush()
-
-        yield write

@@ -84,11 +84,7 @@ def with_decisions(
 
 
 def batch_sizes(config: TrainConfig, num_examples: int, num_replicas: int) -> dict[str, int]:
-    """Returns `global_batch_size` and `replica_batch_size`, given or usual for a training split.
-
-    Raises:
-        UserError: if a step cannot be split evenly over the replicas, or takes more than the split.
-    """
+    """Returns the options of both batch sizes, given or usual; UserError if they do not suit."""
     whole, own = config.input.global_batch_size, config.input.replica_batch_size
     usual = min(64 if num_examples >= 10_000 else 32, max(1, num_examples // num_replicas))
     of_step = whole or (own or usual) * num_replicas

@@ -54,14 +54,11 @@ class Session:
     def steps_after(self) -> list[int]:
         """The number of steps done after 0, 1, 2, ... and all epochs.
 
-        An epoch ends with the step of its last example. That step may also hold the first examples
-        of the next epoch, because epochs are not rounded up to whole batches.
+        An epoch ends with the step of its last example, which may hold examples of the next one.
         """
-        options = self.config.input
-        return [
-            math.ceil(epoch * self.parts.train.num_examples / (options.global_batch_size or 1))
-            for epoch in range((options.epochs or 0) + 1)
-        ]
+        options, num_examples = self.config.input, self.parts.train.num_examples
+        ends = (epoch * num_examples for epoch in range((options.epochs or 0) + 1))
+        return [math.ceil(end / (options.global_batch_size or 1)) for end in ends]
 
     @property
     def fitted_part(self) -> Part | None:
@@ -104,9 +101,8 @@ class Session:
     ) -> Network:
         """Builds the network on the devices, see `models.build_network`.
 
-        The precision is the arithmetic of the layers, such as `bfloat16`. The variables get the
-        `values`, if there are any, or else start from the `weights`. `is_final` tells whether the
-        network is the one to export.
+        The precision is the arithmetic of the layers. The variables get the `values`, if there are
+        any, or else start from the `weights`. `is_final`: whether the network is to be exported.
         """
         keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
         config, devices = self.config, self.devices

@@ -10,7 +10,6 @@ the examples among replicas gives the same result.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import keras
 import numpy as np
 
+from tfrecord_io.stores.ahead import map_ahead
 from train.data import augmentation
 from train.data.options import AugmentOptions
 from train.kinds.task import Task
@@ -32,13 +32,10 @@ if TYPE_CHECKING:
 
 
 class StepResults(NamedTuple):
-    """The results of a step, summed over all replicas.
+    """The results of a step, and the seconds that it waited for input.
 
-    Attributes:
-        totals: float32 [3]: cross-entropy in nats, summed over the examples; examples
-            whose likeliest class is theirs (of several labels, the share that is right counts);
-            examples.
-        wait_seconds: time spent waiting for input.
+    The totals are float32 [3], summed over the examples of all replicas: cross-entropy in nats,
+    examples whose likeliest class is theirs (of several labels, the share that is right), examples.
     """
 
     totals: np.ndarray
@@ -49,12 +46,8 @@ class StepResults(NamedTuple):
 class Objective:
     """What a step makes of a batch, and what it minimizes.
 
-    Attributes:
-        task: what is learned.
-        class_weights: weight of each class in the loss.
-        label_smoothing: share of each label that is spread evenly over all classes.
-        augmentation: how the images change at random.
-        is_padded: whether pictures are padded with black.
+    `class_weights` are those in the loss, `label_smoothing` is the share of each label that is
+    spread evenly over all classes, and `is_padded` whether pictures are padded with black.
     """
 
     task: Task
@@ -66,10 +59,8 @@ class Objective:
     def prepare(self, images, labels, draws):
         """Returns augmented, mixed images (float32, 0..255) and mixed labels of a replica.
 
-        Args:
-            images: [batch, height, width, channels], as stored.
-            labels: float32 [batch, num_classes], of 0 and 1.
-            draws: float32 [batch, augmentation.NUM_DRAWS].
+        The images are as stored, the labels float32 [batch, num_classes], of 0 and 1, and the draws
+        float32 [batch, augmentation.NUM_DRAWS].
         """
         changes = self.augmentation
 
@@ -91,13 +82,9 @@ class Objective:
     def loss_and_totals(self, labels, logits, weights):
         """Returns a replica's share of the loss, and its row of `StepResults.totals`.
 
-        The loss sum that is reported knows neither class weights nor smoothing, so that it can be
-        compared with that of a validation split.
-
-        Args:
-            labels: float32 [batch, num_classes], those of `prepare`.
-            logits: [batch, num_classes], any float type.
-            weights: float32 [batch]; zero for an example that only fills up the batch.
+        The reported loss knows neither class weights nor smoothing, so that it can be compared with
+        that of a validation split. The labels are those of `prepare`, logits [batch, num_classes]
+        of any float type; the weights, float32 [batch], are zero of what only fills up the batch.
         """
         ops = keras.ops
         losses, reported, shares_right = self.task.losses(
@@ -112,11 +99,10 @@ class Objective:
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Steps(abc.ABC):
+class Steps:
     """Training and prediction on the devices of a run; each backend has its own.
 
-    Images are augmented here, before the network, so that the exported network has no layer that is
-    for training only.
+    Images are augmented before the network, so the exported one has no layer for training only.
 
     Attributes:
         optimizer: of the layers that train; None if the steps only predict.
@@ -129,19 +115,18 @@ class Steps(abc.ABC):
     optimizer: Any = None
     num_traces: int = dataclasses.field(default=0, init=False)
 
-    @abc.abstractmethod
     def __post_init__(self) -> None:
         """Makes the functions of a step."""
 
     def iterate(self, batches: Any) -> Iterator[Any]:
         """Returns an iterator that brings the batches of `feed` to the devices."""
-        return iter(batches)
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def train(self, batches: Iterator[Any]) -> StepResults:
         """Runs a training step on the next batch of `iterate`."""
+        raise NotImplementedError
 
-    def sync(self) -> None:  # noqa: B027 - TensorFlow's steps change the variables themselves
+    def sync(self) -> None:
         """Makes the variables of the model and the optimizer current, after steps."""
 
     def predict(self, batches: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -156,9 +141,9 @@ class Steps(abc.ABC):
             labels.append(row_labels)
         return np.concatenate(probabilities), self.objective.task.truths(np.concatenate(labels))
 
-    @abc.abstractmethod
     def _predict(self, batches: Any) -> Iterator[tuple[Any, Any, Any]]:
         """Yields (probabilities, labels, weights) of a replica batch; weight 0 means a copy."""
+        raise NotImplementedError
 
 
 class TensorFlowSteps(Steps):
@@ -172,16 +157,16 @@ class TensorFlowSteps(Steps):
         self._errors_as_raised = errors_as_raised
         self._tf = tf
         # Without AutoGraph, which writes Python files into the folder for temporary files.
-        self._predict_function = tf.function(self._compute_predictions, autograph=False)
-        self._train_function = tf.function(self._train, autograph=False)
+        function = functools.partial(tf.function, autograph=False)
+        self._predict_function = function(self._compute_predictions)
+        self._train_function = function(self._train)
         # XLA makes a single loop of the augmentation; op by op it takes ten times as long.
-        self._prepare = tf.function(self.objective.prepare, autograph=False, jit_compile=True)
-        # Of the rest, gradients alone are compiled: the exchange between replicas cannot be.
-        # Without XLA they are part of the step's graph, because replicas exchange statistics
-        # inside of them.
+        self._prepare = function(self.objective.prepare, jit_compile=True)
+        # Of the rest, gradients alone are compiled, on one GPU: the exchange between replicas
+        # cannot be, and on a CPU that takes longer than it saves in a short run.
         self._gradients = self._compute_gradients
-        if self.optimizer and self.devices.compiles_gradients:
-            self._gradients = tf.function(self._gradients, autograph=False, jit_compile=True)
+        if self.devices.on_gpu and self.devices.num_replicas == 1:
+            self._gradients = function(self._gradients, jit_compile=True)
 
     def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
         distribute = self.devices.strategy.distribute_datasets_from_function
@@ -242,6 +227,11 @@ class JaxSteps(Steps):
         self._train_function = jax.jit(self._train, donate_argnums=0, out_shardings=copied)
         self._predict_function = jax.jit(self._compute_predictions, out_shardings=copied)
         self._state: tuple[list[Any], list[Any], list[Any]] | None = None
+
+    def iterate(self, batches: Any) -> Iterator[Any]:
+        # Each device gets its part. Two batches wait there while the devices work on another.
+        put = functools.partial(self._jax.device_put, device=self.devices.sharding("batch"))
+        return map_ahead(put, batches, 2, num_threads=1)
 
     def train(self, batches: Iterator[Any]) -> StepResults:
         if self._state is None:

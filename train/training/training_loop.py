@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import signal
@@ -130,12 +131,14 @@ class _Loop:
 
     def run_epochs(self) -> None:
         """Trains from where the progress stands to the last epoch."""
+        from tensorboard.summary import Writer
+
         progress, part = self._progress, self._session.parts.train
         done = part.num_examples * progress.epoch + progress.totals.get("num_examples", 0)
         settings = {"leave": False, "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
         with (
             monitors.stop_signals() as self._stops,
-            monitors.tensorboard(self._folder.path / "tensorboard") as write_scalars,
+            contextlib.closing(Writer(str(self._folder.path / "tensorboard"))) as writer,
             tqdm(
                 desc="training",
                 unit=" images",
@@ -147,7 +150,10 @@ class _Loop:
             batches = self._steps.iterate(self._session.training_batches(progress.step))
             while progress.epoch < self._epochs:
                 self._run_epoch(batches)
-                write_scalars(progress.history[-1], progress.step)
+                for tag, value in progress.history[-1].items():
+                    if isinstance(value, int | float) and tag not in ("epoch", "step"):
+                        writer.add_scalar(tag, value, progress.step)
+                writer.flush()
 
     def _run_epoch(self, batches: Any) -> None:
         """Trains to the end of the epoch, measures the validation part, and saves the state."""

@@ -114,5 +114,5 @@ for backend in ("torch", "tensorflow"):
     )
     result = run_on_jax(program, data, tmp_path / "run")
     assert result.stdout.split() == ["2", "2"]
-    assert "KERAS_BACKEND=torch is not supported; use tensorflow or jax" in result.stderr
+    assert "KERAS_BACKEND=torch is not installed, or not supported" in result.stderr
     assert "[train]'" in result.stderr
