@@ -186,8 +186,8 @@ def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfi
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     if backend not in ("tensorflow", "jax") or importlib.util.find_spec(backend) is None:
         raise UserError(
-            f"KERAS_BACKEND={backend} is not installed, or not supported; run pip install '.[train]' "
-            "or '.[jax]' in the clone of this project, and use tensorflow or jax. PyTorch reads the "
+            f"KERAS_BACKEND={backend} is not installed, or not supported; use tensorflow or jax, "
+            "of pip install '.[train]' or '.[jax]' in the clone of this project. PyTorch reads the "
             "data with tfrecord_io.make_batches (docs/reader.md)"
         )
     if not is_remote(data):

@@ -20,10 +20,8 @@ from train.extras import occlusion
 from train.machine.console import stage
 from train.machine.places import METRICS_NAME, PAGE_NAME, RunFolder
 from train.networks.export import EXPORT_NAME, answer, export_model, milliseconds_of
-from train.networks.models import Network
 from train.results import metrics, thresholds
 from train.results.mistakes import MAX_EXPLAINED
-from train.results.predictions import Predictions
 from train.results.result import RunResult
 from train.training.claim import claim
 from train.training.config import TrainConfig
@@ -104,8 +102,17 @@ def complete(session: Session, folder: RunFolder, *, draws_maps: bool = True) ->
             splits=parts.train.splits,
             chosen=chosen,
         )
+    measured: dict[str, Any] = {"split": None}
+    predictions = None
     with stage("evaluation"):
-        measured, predictions = _measure(session, network, temperature, chosen)
+        if parts.evaluated:
+            predictions = session.predict(network, parts.evaluated)
+            measured = {"split": parts.evaluated.name}
+            measured |= metrics.measure(predictions, config.measures, config.input.seed, chosen)
+        if predictions and fitted:
+            facts = {"fitted_on": "val", "num_examples": fitted.num_examples}
+            described = thresholds.describe_calibration(predictions, temperature)
+            measured["calibration"] = facts | described
     seconds = sum(row["seconds"] for row in progress.history)
     milliseconds = milliseconds_of(network.model)
     facts = {
@@ -135,19 +142,3 @@ def complete(session: Session, folder: RunFolder, *, draws_maps: bool = True) ->
         print(f"note: {few} few: without --epochs it trains {usual} epochs")
     print(f"The model, its metrics and {PAGE_NAME} are in {folder.address}")
     return results
-
-
-def _measure(
-    session: Session, network: Network, temperature: float, chosen: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, Any], Predictions | None]:
-    """Returns what metrics.json says of the evaluated part, and the predictions of it."""
-    evaluated, fitted, config = session.parts.evaluated, session.fitted_part, session.config
-    if not evaluated:
-        return {"split": None}, None
-    predictions = session.predict(network, evaluated)
-    measured = metrics.measure(predictions, config.measures, config.input.seed, chosen)
-    results = {"split": evaluated.name} | measured
-    if fitted:
-        facts = {"fitted_on": "val", "num_examples": fitted.num_examples}
-        results["calibration"] = facts | thresholds.describe_calibration(predictions, temperature)
-    return results, predictions
