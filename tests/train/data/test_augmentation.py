@@ -94,7 +94,6 @@ def test_an_image_changes_by_its_own_numbers_alone_so_replicas_can_share_a_batch
 
 
 def test_every_number_but_the_one_of_mixup_changes_something():
-    image = random_images(1, (112, 96, 1))
     before, after = neutral(KEPT), neutral(KEPT)
     for place in range(KEPT):
         # A rectangle or the noise is there, so that its place can matter.
@@ -103,22 +102,20 @@ def test_every_number_but_the_one_of_mixup_changes_something():
         before[place, NOISE_LEVEL] = float(place == NOISE_PLACE)
         after[place] = before[place]
         after[place, place] = 0.1 if place in (MIRROR, *ERASED) else 0.95
-    images = np.repeat(image, KEPT, axis=0)
+    images = np.repeat(random_images(1, (112, 96, 1)), KEPT, axis=0)
     change = np.abs(augment(images, after) - augment(images, before))
     assert (change.max(axis=(1, 2, 3)) > 1).all()
 
 
-@pytest.mark.parametrize("strength", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("strength", [0.5, 2.0])
 def test_light_and_noise_stay_within_their_ranges_times_the_strength(strength):
     grey = np.full((200, 16, 16, 1), 100, np.float32)
-    changed = augment(grey, random_draws(200), strength)
-    shifts = changed.mean(axis=(1, 2, 3)) - 100
-    levels = changed.std(axis=(1, 2, 3))
+    changed = augment(grey, random_draws(200), strength) - 100
+    shift, level = np.abs(changed.mean(axis=(1, 2, 3))).max(), changed.std(axis=(1, 2, 3)).max()
     brightness, noise = augmentation._MAX_BRIGHTNESS, augmentation._MAX_NOISE
     # The mean of 256 pixels of noise is known to a sixteenth of its level.
-    assert 0.8 * brightness * strength < np.abs(shifts).max()
-    assert np.abs(shifts).max() < (brightness + 4 * noise / 16) * strength
-    assert 0.8 * noise * strength < levels.max() < 1.3 * noise * strength
+    assert 0.8 * brightness * strength < shift < (brightness + 4 * noise / 16) * strength
+    assert 0.8 * noise * strength < level < 1.3 * noise * strength
 
 
 def test_erasing_covers_a_rectangle_with_the_mean_of_the_image():
@@ -134,15 +131,13 @@ def test_erasing_covers_a_rectangle_with_the_mean_of_the_image():
 
 
 def test_mixup_pairs_neighbours_and_leaves_the_last_example_of_an_odd_batch():
-    images = random_images(5)
+    images, kept = random_images(5), np.array([0.75, 0.5, 1.0, 0.6, 0.7], np.float32)
     labels = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1]]
-    kept = np.array([0.75, 0.5, 1.0, 0.6, 0.7], np.float32)
     mixed, mixed_labels = (
         keras.ops.convert_to_numpy(augmentation.mix(each, augmentation.partners(each), kept))
         for each in (images, labels)
     )
     np.testing.assert_allclose(mixed[0], 0.75 * images[0] + 0.25 * images[1], rtol=1e-5)
-    np.testing.assert_allclose(mixed[1], 0.5 * images[1] + 0.5 * images[0], rtol=1e-5)
     np.testing.assert_allclose(mixed[[2, 4]], images[[2, 4]], rtol=1e-6)
     expected = [[0.75, 0.25, 0], [0.5, 0.5, 0], [0, 0, 1], [0.6, 0, 0.4], [0, 1, 0]]
     np.testing.assert_allclose(mixed_labels, expected, atol=1e-6)

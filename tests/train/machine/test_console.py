@@ -43,14 +43,9 @@ def test_files_are_listed_once_without_hidden_ones_and_pipes_wherever_their_fold
     assert found == [folder / name for name in ("b.png", ".DS_Store", "a.jpeg", *shown[2:])]
 
 
-# Ctrl-C while an object is destroyed, which Python alone would print and forget; and while a
-# library does something that it turns into another error, with its messages hidden.
-DESTROYED = """
-class Bar:
-    def __del__(self):
-        press()
-Bar()
-"""
+# Python alone would print and forget what is raised while an object is destroyed, and a library
+# turns it into another error, with its messages hidden.
+DESTROYED = "type('Bar', (), {'__del__': press})()"
 TRACED = """
 with console.hide_native_noise():
     try:
@@ -68,7 +63,7 @@ def test_a_signal_ends_a_command_whatever_libraries_make_of_it(act, name, code):
 import os, signal, time
 from train.machine import console
 
-def press():
+def press(*found):
     os.kill(os.getpid(), signal.{name})
     time.sleep(60)
 

@@ -27,10 +27,7 @@ def parse(*argv, **defaults):
         ({"augment": False, "augment_strength": 0.5}, "--augment_strength is for --augment"),
         ({"folds": 5, "fold": 5}, r"--fold must be in 0\.\.4, received 5"),
         ({"epochs": 2, "head_epochs": 3}, "--head_epochs 3 is more than --epochs 2"),
-        (
-            {"model": "small_resnet", "weights": "imagenet"},
-            "small_resnet starts from random weights",
-        ),
+        ({"model": "convnet", "weights": "imagenet"}, "convnet starts from random weights"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_flag_and_what_was_received(fields, message):

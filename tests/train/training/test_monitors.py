@@ -36,21 +36,16 @@ def test_the_meter_means_over_examples_and_leaves_the_first_step_out_of_the_spee
     for wait_seconds in (0.5, 0.0):
         meter.add(results_of(4.0, wait_seconds=wait_seconds), 1.0, timed=True)
     assert meter.means() == pytest.approx([16 / 12, 3 / 12])
-    assert meter.speed() == {
-        "images_per_second": pytest.approx(4.0),
-        "step_ms": pytest.approx(1000.0),
-        "input_wait_share": pytest.approx(0.25),
-    }
+    expected = {"images_per_second": 4.0, "step_ms": 1000.0, "input_wait_share": 0.25}
+    assert meter.speed() == pytest.approx(expected)
 
 
 def test_a_meter_goes_on_from_its_totals_to_the_same_bits():
-    results = [results_of(loss) for loss in np.random.default_rng(0).random(50)]
-    whole, first = monitors.EpochMeter(), monitors.EpochMeter()
-    for each in results:
-        whole.add(each, 1.0, timed=True)
-    for each in results[:20]:
-        first.add(each, 1.0, timed=True)
-    rest = monitors.EpochMeter(**first.totals())
-    for each in results[20:]:
-        rest.add(each, 1.0, timed=True)
-    assert rest.totals() == whole.totals()
+    whole = resumed = monitors.EpochMeter()
+    for number, loss in enumerate(np.random.default_rng(0).random(50)):
+        whole.add(results_of(loss), 1.0, timed=True)
+        if number == 20:
+            resumed = monitors.EpochMeter(**whole.totals())
+        elif number > 20:
+            resumed.add(results_of(loss), 1.0, timed=True)
+    assert resumed.totals() == whole.totals()

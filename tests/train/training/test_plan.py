@@ -24,7 +24,7 @@ def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
     [
         # 3,400 x sqrt(1,000) / 4 images are shown; the warm-up takes 5 % of them.
         ({"model": "vgg16"}, 1000, 2, {"epochs": 27, "warmup_steps": 22, "global_batch_size": 64}),
-        ({"model": "vgg16"}, 1000, 2, {"ema_decay": pytest.approx(1 - 25 / 422, abs=1e-6)}),
+        ({"model": "vgg16"}, 1000, 2, {"ema_decay": round(1 - 25 / 422, 6)}),
         ({}, 537, 1, {"epochs": 147}),
         ({}, 10_000_000, 1, {"epochs": 3}),
         ({}, 5, 1, {"epochs": 300}),
@@ -69,7 +69,6 @@ def test_what_is_not_given_follows_from_data_devices_and_network(
         ((224, 224, 2), {}, "small_resnet"),
         ((224, 224, 1), {"weights": "none"}, "small_resnet"),
         ((28, 28, 1), {"model": "vgg16"}, "vgg16"),
-        ((224, 224, 1), {}, "efficientnet_lite0"),
     ],
 )
 def test_the_network_follows_from_the_size_of_the_images(image_shape, fields, model):
@@ -81,12 +80,7 @@ def test_the_network_follows_from_the_size_of_the_images(image_shape, fields, mo
     [
         (1000, 1, {"weights": "none", "trainable_layers": 4}, "--trainable_layers"),
         (1000, 1, {"model": "vgg16", "weights": "none", "head_epochs": 1}, "--head_epochs"),
-        (
-            1000,
-            1,
-            {"weights": "none", "fine_tune_learning_rate": 1e-3},
-            "--fine_tune_learning_rate",
-        ),
+        (9, 1, {"weights": "none", "fine_tune_learning_rate": 1.0}, "--fine_tune_learning_rate"),
         (1000, 4, {"global_batch_size": 10}, "--batch_size 10 .* 4 replicas"),
         (10, 1, {"global_batch_size": 64}, "--batch_size 64 .* only 10"),
         (10, 1, {"replica_batch_size": 64}, "--replica_batch_size 64 .* only 10"),

@@ -101,13 +101,9 @@ def session_with(data, **fields):
     return open_sessions(TrainConfig.of(data=str(data), **fields))[0]
 
 
-def objective_of(data, **fields):
-    return session_with(data, **fields).objective
-
-
 def loss_and_totals(data, labels, logits, weights, **fields):
-    fields = {"class_weight_power": 0.0} | fields
-    loss, totals = objective_of(data, **fields).loss_and_totals(labels, logits, weights)
+    objective = session_with(data, **{"class_weight_power": 0.0} | fields).objective
+    loss, totals = objective.loss_and_totals(labels, logits, weights)
     return float(loss), np.asarray(totals).tolist()
 
 
@@ -118,55 +114,40 @@ def test_the_loss_is_weighted_by_class_and_filling_copies_count_nothing(data):
     labels = np.eye(4, dtype=np.float32)[[0, 1, 1]]
     logits = np.array([[0.0] * 4, [0.0] * 4, [-np.inf, np.inf, 0.0, 0.0]], np.float32)
     weights = np.array([0.5, 0.5, 0.0], np.float32)
-    loss, totals = loss_and_totals(
-        data, labels[:2], logits[:2], weights[:2], class_weight_power=0.5
-    )
+    given = labels[:2], logits[:2], weights[:2]
+    loss, totals = loss_and_totals(data, *given, class_weight_power=0.5)
     assert loss == pytest.approx(math.log(4) * (0.5 * of_class[0] + 0.5 * of_class[1]))
     assert totals[0] == pytest.approx(2 * math.log(4))  # the plain cross-entropy
     _, totals = loss_and_totals(data, labels, logits, weights)
     assert totals == pytest.approx([2 * math.log(4), 1, 2])
     # A mixture of classes has the mixture of their weights.
-    mixed = np.array([[0.75, 0.25, 0.0, 0.0]], np.float32)
-    one = np.ones(1, np.float32)
-    loss, _ = loss_and_totals(data, mixed, logits[:1], one, class_weight_power=0.5)
+    given = np.array([[0.75, 0.25, 0.0, 0.0]], np.float32), logits[:1], np.ones(1, np.float32)
+    loss, _ = loss_and_totals(data, *given, class_weight_power=0.5)
     assert loss == pytest.approx(math.log(4) * (0.75 * of_class[0] + 0.25 * of_class[1]))
 
 
 def test_smooth_labels_change_what_is_learnt_and_not_what_is_reported(data):
     labels = np.eye(4, dtype=np.float32)[[0, 2]]
     logits = np.array([[3.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 2.0]], np.float32)
-    weights = np.full(2, 0.5, np.float32)
     logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    smooth = 0.9 * labels + 0.1 / 4
+    smooth, weights = 0.9 * labels + 0.1 / 4, np.full(2, 0.5, np.float32)
     loss, totals = loss_and_totals(data, labels, logits, weights, label_smoothing=0.1)
     assert loss == pytest.approx(-(smooth * logarithms).sum(-1).mean())
     assert totals == pytest.approx([-(labels * logarithms).sum(), 1, 2])
 
 
-@pytest.mark.parametrize(
-    ("fields", "changes_images", "changes_labels"),
-    [
-        ({}, False, False),
-        ({"augment": True}, True, False),
-        ({"mixup": 0.3}, True, True),
-    ],
-)
-def test_augmentation_changes_images_alone_and_mixup_labels_too(
-    data, fields, changes_images, changes_labels
-):
+@pytest.mark.parametrize("fields", [{}, {"augment": True}, {"mixup": 0.3}], ids=str)
+def test_augmentation_changes_images_alone_and_mixup_labels_too(data, fields):
     images = np.random.default_rng(0).integers(256, size=(4, *SHAPE), dtype=np.uint8)
     labels = np.eye(4, dtype=np.float32)
     draws = np.random.default_rng(1).random((4, NUM_DRAWS), np.float32)
-    objective = objective_of(data, **fields)
+    objective = session_with(data, **fields).objective
     prepared, prepared_labels = map(np.asarray, objective.prepare(images, labels, draws))
     assert prepared.dtype == np.float32
-    assert (np.abs(prepared - images).mean() > 1) == changes_images
-    assert ((prepared_labels > 0).sum(-1) == 1 + changes_labels).all()
+    change = np.abs(prepared - images).mean()
+    assert change > 1 if fields else change == 0
+    assert ((prepared_labels > 0).sum(-1) == 1 + ("mixup" in fields)).all()
     np.testing.assert_allclose(prepared_labels.sum(-1), 1, rtol=1e-6)
-    if not changes_labels:
-        np.testing.assert_array_equal(prepared_labels, labels)
-    if not changes_images:
-        np.testing.assert_array_equal(prepared, images)
 
 
 def test_the_augmentation_knows_that_the_images_are_padded(data):

@@ -48,19 +48,6 @@ def config_of(data, **fields):
     return TrainConfig.of(data=str(data), **(CLASS_RUN | fields))
 
 
-def stop_at(monkeypatch, step):
-    """Lets this process get SIGTERM in that step of a run, counted from 1."""
-    steps_left, real_add = [step], monitors.EpochMeter.add
-
-    def add(meter, results, seconds, *, timed):
-        steps_left[0] -= 1
-        if steps_left[0] == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        real_add(meter, results, seconds, timed=timed)
-
-    monkeypatch.setattr(monitors.EpochMeter, "add", add)
-
-
 def test_a_run_learns_and_leaves_everything_that_was_promised(class_run):
     names = {str(path.relative_to(class_run)) for path in class_run.rglob("*")}
     assert names >= {
@@ -105,15 +92,10 @@ def test_a_folder_of_another_run_is_refused_with_what_differs_from_its_first_che
     change_json(other / "manifest.json", fingerprint="1" * 64)
     for data, fields, message in (
         (class_data, {"seed": 2}, "seed: 1 in the folder, 2 requested"),
-        (class_data, {"learning_rate": 0.5}, "learning_rate: 0.01 in the folder, 0.5 requested"),
         (other, {}, "dataset: '0000"),
     ):
-        with pytest.raises(UserError) as raised:
+        with pytest.raises(UserError, match=message):
             claimed(config_of(data, **fields), folder)
-        assert message in str(raised.value)
-    (folder / "config.json").write_text('{"config": {}}')
-    with pytest.raises(UserError, match="contains a run with another configuration"):
-        claimed(config_of(class_data), folder)
 
 
 def test_overwrite_replaces_a_run_at_the_first_checkpoint_and_nothing_else(
@@ -146,10 +128,7 @@ def test_overwrite_that_is_refused_leaves_the_run_as_it_was(
         f"--init {folder} is in --workdir {folder}": {"init": folder},
         "no.weights.h5": {"weights": tmp_path / "no.weights.h5"} | lite,
         "broken.weights.h5": {"weights": tmp_path / "broken.weights.h5"} | lite,
-        f"the weights of --init {class_run} do not fit": {
-            "init": class_run,
-            "model": "small_resnet",
-        },
+        "do not fit: the network": {"init": class_run, "model": "small_resnet"},
         "gives the first weights; leave out": {"init": class_run, "weights": "none"},
         "config.json does not exist": {"init": tmp_path},
     }.items():
@@ -191,16 +170,10 @@ def test_a_run_that_starts_from_another_one_knows_its_names_and_has_seen_what_th
     new, old = map(load_classifier, (tmp_path / "run", class_run))
     # Only the logits are comparable: the temperature of the old run is not a weight.
     ours, theirs = (
-        answers_of(each, images)[:, [each.label_names.index(name) for name in names[1:]]]
-        for each in (new, old)
+        each.models[0].get_layer("convnet")(images.astype(np.float32)).numpy()[:, places]
+        for each, places in ((new, [1, 2]), (old, [3, 0]))
     )
     np.testing.assert_allclose(ours, theirs, atol=1e-3)
-
-
-def answers_of(classifier, images):
-    """Returns the logits of stored images."""
-    (logits,) = (each for each in classifier.models[0].layers if isinstance(each, keras.Model))
-    return logits(images.astype(np.float32)).numpy()
 
 
 def test_what_cannot_be_learned_is_refused_before_a_folder_is_made(class_run, tmp_path):
@@ -243,11 +216,6 @@ def test_without_one_split_the_other_is_measured_without_a_temperature(tmp_path,
     assert not {"calibration", "thresholds"} & set(found)
 
 
-def same_values(ours, theirs):
-    pairs = zip(ours.values(), theirs.values(), strict=True)
-    return all(np.array_equal(one, other) for one, other in pairs)
-
-
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])
 def test_the_weights_that_a_run_ends_with_are_kept_before_the_checkpoint_that_says_it_is_done(
     class_data, tmp_path, monkeypatch, ema_decay
@@ -269,16 +237,13 @@ def test_the_weights_that_a_run_ends_with_are_kept_before_the_checkpoint_that_sa
         train_and_evaluate(config, workdir)
     check_equal(arrays_of(workdir / "best.npz", "model"), kept)
     at_the_end = arrays_of(workdir / "checkpoint.npz", "model")
-    assert same_values(kept, at_the_end) == (ema_decay == 0)
+    is_same = all(map(np.array_equal, kept.values(), at_the_end.values()))
+    assert is_same == (ema_decay == 0)
 
 
 @pytest.mark.parametrize(
     ("loss", "num_traces", "message"),
-    [
-        (np.nan, 1, "the loss is nan at step 1: .* Lower --lr"),
-        (np.inf, 1, "at step 1"),
-        (1.0, 2, "traced again before step 1"),
-    ],
+    [(np.nan, 1, "the loss is nan at step 1: "), (1.0, 2, "traced again before step 1")],
 )
 def test_a_loss_that_is_no_number_and_a_graph_that_is_traced_again_end_the_run(
     class_data, tmp_path, monkeypatch, loss, num_traces, message
@@ -309,10 +274,8 @@ def test_what_is_reported_is_what_predict_says_of_the_same_files(
     answers = predicted(capsys, workdir, *files)
     assert [row["path"] for row in answers] == files
     for ours, theirs in zip(answers, reported, strict=True):
-        assert ours["predicted"] == theirs["predicted"]
-        for name in ("CNV", "NORMAL"):
-            assert float(ours[name]) == float(theirs[name])
-    # The export names the versions that decoded the training images.
+        for name in ("predicted", "CNV", "NORMAL"):
+            assert ours[name] == theirs[name] or float(ours[name]) == float(theirs[name])
     facts = json.loads((workdir / "export" / "preprocessing.json").read_text())
     assert facts["decoder"] == decoder_versions()
 
@@ -391,13 +354,19 @@ def test_every_image_is_predicted_once_by_the_fold_that_has_not_seen_it_and_all_
 def test_a_stopped_cross_validation_goes_on_at_its_fold_and_step(
     data, finished, tmp_path, monkeypatch
 ):
-    steps = metrics_of(finished / "fold-0")["steps"]
-    workdir = tmp_path / "folds"
+    workdir, steps_left = tmp_path / "folds", [metrics_of(finished / "fold-0")["steps"] + 2]
+    real_add = monitors.EpochMeter.add
+
+    def add(*given, **named):
+        steps_left[0] -= 1
+        if steps_left[0] == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        real_add(*given, **named)
+
     with monkeypatch.context() as patch:
-        stop_at(patch, steps + 2)
+        patch.setattr(monitors.EpochMeter, "add", add)
         assert train(data, workdir, folds=2) == 143
-    assert (workdir / "fold-0" / "metrics.json").exists()
-    assert not (workdir / "fold-1" / "metrics.json").exists()
+    assert [(workdir / f"fold-{fold}/metrics.json").exists() for fold in (0, 1)] == [True, False]
     before = (workdir / "fold-0" / "checkpoint.npz").stat().st_mtime_ns
     assert train(data, workdir, folds=2) == 0
     assert (workdir / "fold-0" / "checkpoint.npz").stat().st_mtime_ns == before
