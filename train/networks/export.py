@@ -55,7 +55,7 @@ def export_model(
     Raises:
         TrainingError: if a form, loaded again, predicts something else, or no numbers.
     """
-    images = noise_for(model)
+    images = _noise_for(model)
     expected = answer(model, images)
     require_numbers(expected, "images of noise")
     directory.mkdir(exist_ok=True)
@@ -66,15 +66,15 @@ def export_model(
     model.save(directory / "model.keras")
     # The other forms are written from the copy, which lies on one device.
     copy = keras.saving.load_model(directory / "model.keras", compile=False)
-    require_same("model.keras", copied := answer(copy, images), expected)
+    _require_same("model.keras", copied := answer(copy, images), expected)
     copy.save_weights(directory / "model.weights.h5")
     (directory / "architecture.json").write_text(copy.to_json(), encoding="utf-8")
     rebuilt = keras.models.model_from_json(copy.to_json())
     rebuilt.load_weights(directory / "model.weights.h5")
-    require_same("model.weights.h5", answer(rebuilt, images), copied)
+    _require_same("model.weights.h5", answer(rebuilt, images), copied)
     if importlib.util.find_spec("tensorflow") is not None:
         served = _serve(copy, directory / "saved_model", images)
-        require_same("saved_model", served, copied)
+        _require_same("saved_model", served, copied)
     else:
         print("note: the export has no saved_model, which TensorFlow writes")
     content = {
@@ -96,21 +96,19 @@ def export_model(
         write_json(directory / thresholds.FILE_NAME, chosen)
 
 
-def noise_for(model: keras.Model) -> np.ndarray:
+def _noise_for(model: keras.Model) -> np.ndarray:
     """Returns eight images of noise, as a model takes them."""
     size = (8, *model.input_shape[1:])
     return np.random.default_rng(0).integers(256, size=size, dtype=np.uint8)
 
 
-def require_same(
-    form: str, answers: np.ndarray, expected: np.ndarray, tolerance: float = _TOLERANCE
-) -> None:
+def _require_same(form: str, answers: np.ndarray, expected: np.ndarray) -> None:
     """Raises TrainingError if a form, loaded again, answers otherwise than the model."""
     difference = float(np.abs(answers - expected).max())
-    if not difference <= tolerance:
+    if not difference <= _TOLERANCE:
         raise TrainingError(
             f"{form}, loaded again, predicts something else than the trained model: its answers "
-            f"differ by up to {difference:.2g}, allowed is {tolerance:g}; do not use this export"
+            f"differ by up to {difference:.2g}, allowed is {_TOLERANCE:g}; do not use this export"
         )
 
 
@@ -121,7 +119,7 @@ def answer(model: keras.Model, images: np.ndarray) -> np.ndarray:
 
 def milliseconds_of(model: keras.Model) -> float:
     """Returns how long the model takes to answer to one image, the shortest of three times."""
-    image = noise_for(model)[:1]
+    image = _noise_for(model)[:1]
     answer(model, image)
     return 1000 * min(timeit.repeat(lambda: answer(model, image), number=1, repeat=3))
 

@@ -48,6 +48,9 @@ _FORMATS = {
     "peak_gpu_mb": "of the GPU {:,.0f} MB",
 }
 
+# Names in a checkpoint of the sums over an epoch, see `StepResults.totals`.
+_SUMS = ("loss_sum", "num_correct", "num_examples")
+
 #: Seconds between two checkpoints, beside those after the last epoch and after a signal.
 CHECKPOINT_SECONDS = 120.0
 
@@ -158,13 +161,38 @@ class _Loop:
     def _run_epoch(self, batches: Any) -> None:
         """Trains to the end of the epoch, measures the validation part, and saves the state."""
         progress, last_step = self._progress, self._session.steps_after[self._progress.epoch + 1]
-        meter = monitors.EpochMeter(**progress.totals)
+        sums = np.array([progress.totals.get(name, 0.0) for name in _SUMS])
+        # Of the steps that are timed: examples, steps, seconds, seconds of waiting for input.
+        seconds, timed = 0.0, np.zeros(4)
         while progress.step < last_step:
-            self._run_step(batches, meter)
+            # The first call of a graph also builds it, and is not timed.
+            is_warm, started = self._steps.num_traces > 0, time.monotonic()
+            totals, waited = self._steps.train(batches)
+            took = time.monotonic() - started
+            progress.step += 1
+            if not math.isfinite(totals[0]):
+                raise TrainingError(
+                    f"the loss is {totals[0]} at step {progress.step}: the weights went out of "
+                    "range before it. Lower --lr, raise --warmup_steps, or use --precision "
+                    "float32. The last checkpoint is older than that step"
+                )
+            if self._steps.num_traces > 1:
+                raise TrainingError(
+                    f"the training graph was traced again before step {progress.step}, which "
+                    "costs minutes and memory; feed it tensors of one shape and dtype, and no "
+                    "Python numbers that change"
+                )
+            # Summing float64 in order gives a resumed epoch the same bits.
+            sums += totals
+            progress.totals = dict(zip(_SUMS, sums.tolist(), strict=True))
+            seconds += took
+            timed += is_warm * np.array([totals[2], 1, took, waited])
+            self._bar.set_postfix_str(f"loss {sums[0] / max(sums[2], 1):.4f}", refresh=False)
+            self._bar.update(int(totals[2]))
             is_due = time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
             if progress.step < last_step and (is_due or self._stops):
                 self._save()
-        self._end_epoch(meter)
+        self._end_epoch(sums, seconds, timed)
         if is_last := progress.epoch == self._epochs:
             # Kept before the checkpoint that says it is done. The names travel with the outputs,
             # for a run that starts from them.
@@ -176,36 +204,12 @@ class _Loop:
         if is_last or self._stops or time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS:
             self._save()
 
-    def _run_step(self, batches: Any, meter: monitors.EpochMeter) -> None:
-        progress = self._progress
-        # The first call of a graph also builds it, and is not timed.
-        is_warm, started = self._steps.num_traces > 0, time.monotonic()
-        results = self._steps.train(batches)
-        seconds = time.monotonic() - started
-        loss, num_images = float(results.totals[0]), int(results.totals[2])
-        progress.step += 1
-        if not math.isfinite(loss):
-            raise TrainingError(
-                f"the loss is {loss} at step {progress.step}: the weights went out of range before "
-                "it. Lower --lr, raise --warmup_steps, or use --precision float32. The last "
-                "checkpoint is older than that step"
-            )
-        if self._steps.num_traces > 1:
-            raise TrainingError(
-                f"the training graph was traced again before step {progress.step}, which costs "
-                "minutes and memory; feed it tensors of one shape and dtype, and no Python numbers "
-                "that change"
-            )
-        meter.add(results, seconds, timed=is_warm)
-        progress.totals = meter.totals()
-        self._bar.set_postfix_str(f"loss {meter.means()[0]:.4f}", refresh=False)
-        self._bar.update(num_images)
-
-    def _end_epoch(self, meter: monitors.EpochMeter) -> None:
+    def _end_epoch(self, sums: np.ndarray, seconds: float, timed: np.ndarray) -> None:
         """Adds the epoch to the history, and prints its line."""
         progress, task, optimizer = self._progress, self._session.task, self._steps.optimizer
         self._steps.sync()
-        loss, accuracy = meter.means()
+        loss, accuracy = (sums[:2] / sums[2]).tolist()
+        num_timed, num_steps, of_timed, waited = timed.tolist()
         is_head = progress.epoch < (self._session.config.network.head_epochs or 0)
         row: dict[str, Any] = {"epoch": progress.epoch + 1, "phase": "head" if is_head else "all"}
         row |= {"step": progress.step, "loss": loss, "accuracy": accuracy}
@@ -216,8 +220,10 @@ class _Loop:
             row["val_accuracy"] = task.accuracy(*answers)
         row |= {
             "learning_rate": float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
-            "seconds": meter.seconds,
-            **meter.speed(),
+            "seconds": seconds,
+            "images_per_second": num_timed / of_timed if of_timed else None,
+            "step_ms": 1000 * of_timed / num_steps if of_timed else None,
+            "input_wait_share": waited / of_timed if of_timed else None,
             **monitors.memory_megabytes(self._session.devices),
         }
         progress.history.append(row)
