@@ -17,6 +17,7 @@ from pathlib import Path
 from tfrecord_io.stores.files import write_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.flags import flag
+from train.extras.bucket import open_run
 from train.machine import console
 from train.training import config as train_config
 from train.training.config import TrainConfig
@@ -85,7 +86,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
     # Speed does not depend on the values of the weights. The batch of a replica must not depend on
     # how many there are.
     defaults = {"weights": "none", "replica_batch_size": 64}
-    config = train_config.from_arguments(arguments, **defaults)
+    config = train_config.from_arguments(arguments, open_run, **defaults)
     with console.hide_native_noise():
         from train.machine.devices import configure_devices
         from train.training import trainer  # noqa: F401 - imports all that writes notes at import

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def train(arguments: argparse.Namespace) -> None:
     """Trains, measures and exports one network, or those of a cross-validation."""
-    workdir, chosen = arguments.workdir, config.from_arguments(arguments)
+    workdir, chosen = arguments.workdir, config.from_arguments(arguments, bucket.open_run)
     with console.hide_native_noise():
         from train.training import folds, trainer
     try:

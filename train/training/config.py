@@ -12,7 +12,8 @@ import importlib.util
 import json
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tfrecord_io.format.manifest import Manifest
@@ -21,8 +22,8 @@ from tfrecord_io.terminal.address import is_inside, is_remote, local_path
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import flag
 from train.data.options import AugmentOptions, FoldOptions, InputOptions
-from train.extras.bucket import open_run
 from train.machine.devices import DeviceOptions
+from train.machine.places import open_local
 from train.networks.options import NetworkOptions, OptimizerOptions
 from train.results.options import MeasureOptions, ThresholdOptions
 
@@ -149,11 +150,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         flags.add_flags(parser, name, group)
 
 
-def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfig:
+def from_arguments(
+    arguments: argparse.Namespace, open_run: Callable[[str], Path] = open_local, **defaults: Any
+) -> TrainConfig:
     """Returns the configuration of the flags, over that of the file that `--config` names.
 
     Refuses before the long imports what need not wait for them. A run that starts from another one
-    has its network. `defaults` are values of fields that nothing else gives.
+    has its network; `open_run` returns its folder. `defaults` are values of fields that nothing
+    else gives.
 
     Raises:
         UserError: if the file cannot be used, a value is out of range, `data` is missing, or the

@@ -15,7 +15,6 @@ from tfrecord_io.format.kinds import kind_in
 from tfrecord_io.format.manifest import Manifest, check_types
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import listed
-from train.extras.bucket import open_run
 from train.machine.errors import TrainingError
 from train.networks.models import Network, restore
 from train.training.checkpoint import BEST_NAME, load_checkpoint
@@ -37,13 +36,12 @@ class FirstWeights:
     outputs: str
 
     @classmethod
-    def of(cls, init: str, manifest: Manifest) -> FirstWeights:
+    def of(cls, init: str, folder: Path, manifest: Manifest) -> FirstWeights:
         """Reads the weights of a run, and the names of its outputs.
 
         Raises:
             UserError: if it is not finished or damaged, or has no output that the dataset names.
         """
-        folder = open_run(init)
         try:
             facts, groups = load_checkpoint(folder / BEST_NAME)
             check_types(facts, {"label_names": [str]}, BEST_NAME)

@@ -21,8 +21,7 @@ from train.results.result import CrossValidationResult
 from train.training.claim import claim
 from train.training.config import TrainConfig
 from train.training.plan import with_model
-from train.training.session import open_sessions
-from train.training.trainer import complete
+from train.training.trainer import complete, opened
 
 
 def cross_validate(
@@ -40,7 +39,7 @@ def cross_validate(
         `metrics.describe_folds`.
     """
     folder = RunFolder.at(workdir)
-    sessions = open_sessions(config)
+    sessions = opened(config)
     data, devices, task = sessions[0].data, sessions[0].devices, sessions[0].task
     config = with_model(config, data.manifest.image_shape)
     everyone = divided(data, config.folds)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -180,11 +181,14 @@ class Session:
         )
 
 
-def open_sessions(config: TrainConfig) -> list[Session]:
+def open_sessions(
+    config: TrainConfig, open_run: Callable[[str], Path] | None = None
+) -> list[Session]:
     """Sets up the devices and returns the training; of a cross-validation those of all folds.
 
-    Nothing is written, so what cannot be trained is refused before a folder is made, and a fold
-    that cannot be trained does not waste the time of those before it.
+    `open_run` returns the folder of the run of `--init`; without it, no weights are read. Nothing
+    is written, so what cannot be trained is refused before a folder is made, and a fold that cannot
+    be trained does not waste the time of those before it.
 
     Raises:
         UserError: if the configuration does not suit the data or the devices.
@@ -195,7 +199,7 @@ def open_sessions(config: TrainConfig) -> list[Session]:
     if cache := is_remote(data.path) and data.stored.cache:
         print(cache.describe())
     manifest, folds, init = data.manifest, config.folds, config.network.init
-    first = FirstWeights.of(init, manifest) if init else None
+    first = FirstWeights.of(init, open_run(init), manifest) if init and open_run else None
     if manifest.label_kind.one_hot and manifest.num_classes == 1:
         raise UserError(
             f"{data.path} has one class, {manifest.label_names[0]}, so there is nothing to tell "

@@ -17,6 +17,7 @@ from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal.printing import counted, many, printable
 from train.data import seen
 from train.extras import occlusion
+from train.extras.bucket import open_run
 from train.machine.console import stage
 from train.machine.places import METRICS_NAME, PAGE_NAME, RunFolder
 from train.networks.export import EXPORT_NAME, answer, export_model, milliseconds_of
@@ -54,9 +55,14 @@ def train_and_evaluate(
             or after SIGTERM or SIGINT, with the state saved.
     """
     folder = RunFolder.at(workdir)
-    (session,) = open_sessions(config)
+    (session,) = opened(config)
     with claim(folder, session.config, session.data.manifest, session.devices, overwrite=overwrite):
         return complete(session, folder)
+
+
+def opened(config: TrainConfig) -> list[Session]:
+    """Returns the sessions of a configuration, see `open_sessions`; `--init` may be a URL."""
+    return open_sessions(config, open_run)
 
 
 def complete(session: Session, folder: RunFolder, *, draws_maps: bool = True) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def finished_run(folder, kind, names):
 
 def first_of(folder, kind, names):
     facts = {"splits": {}, "label_kind": kind, "image_shape": (12, 12, 1)}
-    return FirstWeights.of(str(folder), bare_manifest(names, **facts))
+    return FirstWeights.of(str(folder), folder, bare_manifest(names, **facts))
 
 
 @pytest.mark.parametrize("kind", [kinds.CLASSES, kinds.GRADES, kinds.MULTI_LABEL])
