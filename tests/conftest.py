@@ -126,6 +126,20 @@ def s3(s3_server: Any) -> Iterator[Any]:
     remote.forget_stores()
 
 
+@pytest.fixture
+def gs(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same server as Google Cloud Storage, whose XML API is that of S3 as far as it is used.
+
+    The emulators of Google's storage that can be installed speak its other API (JSON).
+    """
+    from tfrecord_io.stores import remote
+
+    monkeypatch.setenv("GOOGLE_BASE_URL", s3.endpoint)
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "emulator")
+    remote.forget_stores()
+    return s3
+
+
 def made_once(path: Path, make: Callable[[], object]) -> Path:
     """Returns a folder that a function makes, unless another process of these tests has done so."""
     with path.with_suffix(".lock").open("w") as lock:

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import subprocess
 import zlib
 from collections.abc import Iterable
 
@@ -58,18 +59,10 @@ def list_files(files, **options) -> Images:
 
 def drawn(tree):
     """Returns a file for each path of a tree, drawn with braces as in bash, a line each."""
-
-    def expanded(path):
-        match = re.search(r"{([^{}]*)}", path)
-        if not match:
-            return [path]
-        first, dots, last = match[1].partition("..")
-        some = map(str, range(int(first), int(last) + 1)) if dots else match[1].split(",")
-        start, end = path[: match.start()], path[match.end() :]
-        return [whole for part in some for whole in expanded(f"{start}{part}{end}")]
-
-    names = [name for line in tree.strip().split("\n") for name in expanded(line.strip())]
-    return {name: name.encode() for name in names}
+    lines = (re.sub(r"[^\w/{},.-]", r"\\\g<0>", line.strip()) for line in tree.strip().split("\n"))
+    command = ["bash", "-c", f"printf '%s\\n' {' '.join(lines)}"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: name.encode() for name in shown.splitlines()}
 
 
 def places(listing):

@@ -1,8 +1,8 @@
 """What a power cut may leave of a folder, by what a program has synced.
 
-A file's content is sure once fsync has returned for it, and a folder's names once fsync has
-returned for the folder. Everything later may be there or not, each name by itself; content that was
-not synced may be cut off or zeros. Real file systems keep more order than that.
+A file's content is on the disk once fsync has returned for it, a folder's names once fsync has
+returned for the folder. Any later change may be there or not; content that was not synced may be
+cut off or zeros. Real file systems keep more order than that.
 """
 
 import contextlib
@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
-
-State = dict[str, bytes]
 
 
 class Disk:
@@ -82,11 +80,11 @@ class Disk:
             with open(f"/proc/self/fd/{descriptor}", "rb") as file:  # noqa: PTH123
                 self._contents[found.st_ino] = file.read()
 
-    def sure(self) -> State:
+    def sure(self) -> dict[str, bytes]:
         """Returns the files that no power cut can take any more."""
         return dict(self._files(self.folder, lambda now, synced: synced))
 
-    def after_cut(self) -> State:
+    def after_cut(self) -> dict[str, bytes]:
         """Returns the files that a power cut in this moment may leave, drawn at random."""
         with self._lock:
             return dict(self._files(self.folder, lambda *either: self._rng.choice(either)))

@@ -41,17 +41,10 @@ def losses(config: TrainConfig) -> dict[str, object]:
 
 def main() -> None:
     """Runs each of the variants given as JSON on top of common settings."""
-    common = {
-        "data": sys.argv[1],
-        "epochs": 3,
-        "global_batch_size": 8,
-        "seed": 1,
-        "cpu_devices": 2,
-        "precision": "float32",
-    }
-    variants = json.loads(sys.argv[2])
-    results = [losses(TrainConfig.of(**(common | fields))) for fields in variants]
-    print(json.dumps(results))
+    common = {"epochs": 3, "global_batch_size": 8, "seed": 1, "cpu_devices": 2}
+    common |= {"data": sys.argv[1], "precision": "float32"}
+    variants = (TrainConfig.of(**common | fields) for fields in json.loads(sys.argv[2]))
+    print(json.dumps([losses(config) for config in variants]))
 
 
 if __name__ == "__main__":

@@ -146,23 +146,3 @@ def running_s3() -> Iterator[S3Server]:
             thread.join()
             server.http.server_close()
             remote.forget_stores()
-
-
-def gcs_variables(server: S3Server) -> dict[str, str]:
-    """Returns the environment with which a server is Google's."""
-    return {"GOOGLE_BASE_URL": server.endpoint, "GOOGLE_BEARER_TOKEN": "emulator"}
-
-
-@contextlib.contextmanager
-def running_gcs() -> Iterator[S3Server]:
-    """Runs Google Cloud Storage on loopback: its XML API, as far as it is that of S3.
-
-    object_store speaks this API to Google. The emulators of Google's storage that can be installed
-    speak the other one (JSON).
-    """
-    with (
-        running_s3() as server,
-        mock.patch.dict(os.environ, gcs_variables(server)),
-    ):
-        remote.forget_stores()
-        yield server

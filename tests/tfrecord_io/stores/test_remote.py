@@ -7,7 +7,7 @@ import re
 
 import pytest
 from image_files import write_tree
-from s3_server import BUCKET, KEY_ID, SECRET_KEY, gcs_variables
+from s3_server import BUCKET, KEY_ID, SECRET_KEY
 
 from tfrecord_io.stores import remote
 from tfrecord_io.terminal.errors import StoreError, UserError
@@ -15,14 +15,6 @@ from tfrecord_io.terminal.errors import StoreError, UserError
 CONTENT = bytes(range(256)) * 40
 # Every character that a shell, a glob or a URL takes for something else.
 ODD_NAME = "a [1] *?+%20&=#é~.jpeg"
-
-
-@pytest.fixture
-def gs(s3, monkeypatch):
-    """As `s3_server.running_gcs` says, without a server of its own."""
-    for name, value in gcs_variables(s3).items():
-        monkeypatch.setenv(name, value)
-    remote.forget_stores()
 
 
 @pytest.fixture(params=["s3", "gs"])
