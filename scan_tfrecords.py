@@ -7,11 +7,9 @@
     run = train(dataset, "runs/oct", epochs=3)
     run.predict("new_scans")
 
-A command's module is imported only when the command is called, so that the build does not import
-TensorFlow and the trainer does not import Beam. The scripts in pipelines/ and train/ are the same
-commands. From Python each command runs in a process of its own: a script needs no `__main__` guard,
-and the memory of a GPU is free again when a training ends. One that fails raises a `CommandError`
-with its message.
+A command's module is imported only when the command is called: the build does not import TensorFlow
+and the trainer does not import Beam. From Python each command runs in a process of its own, so the
+memory of a GPU is free again when a training ends; one that fails raises a `CommandError`.
 """
 
 from __future__ import annotations
@@ -133,21 +131,13 @@ class Evaluation(_Result):
     @property
     def metrics(self) -> dict[str, Any]:
         """The content of its metrics.json."""
-        return self._json("metrics.json")
-
-    def _json(self, name: str) -> Any:
         from tfrecord_io.stores.folder import Folder
 
-        return json.loads(Folder(self.path).read(name))
+        return json.loads(Folder(self.path).read("metrics.json"))
 
 
 class Run(Evaluation):
     """A finished training run."""
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """What was measured after each epoch."""
-        return self._json("history.json")
 
     def predict(self, inputs: _Paths, **options: Any) -> list[dict[str, Any]]:
         """See `predict`."""
@@ -197,9 +187,8 @@ def evaluate(
     if output is None:
         from train.evaluate import folder_of
 
-        manifest = Dataset(getattr(dataset, "path", dataset)).manifest
-        split = _text(options.get("split", "test"))
-        output = folder_of(getattr(runs[0], "path", runs[0]), manifest, split)
+        first, data = (getattr(given, "path", given) for given in (runs[0], dataset))
+        output = folder_of(first, Dataset(data).manifest, _text(options.get("split", "test")))
     return Evaluation(os.fsdecode(output))
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, forkserver
-from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from pipelines import errors
@@ -67,15 +66,17 @@ def results(
         KeyboardInterrupt: after Ctrl-C, once all workers are killed.
     """
     others = multiprocessing.active_children()
-    workers: list[BaseProcess] = []
     pool = futures.ProcessPoolExecutor(num_processes, _context, _start, (dict(os.environ), share))
     try:
         waiting = [pool.submit(function, *arguments) for arguments in calls]
-        workers = [child for child in multiprocessing.active_children() if child not in others]
         for call in waiting:
             yield call.result()
     except BrokenProcessPool:
-        raise errors.BuildError(_dead_worker_message(workers)) from None
+        raise errors.BuildError(
+            "a worker process died, most likely because the memory was full; the shards that were "
+            "finished are kept.\nRun the same command again to resume, with fewer workers "
+            "(--direct_num_workers=1) if memory is short."
+        ) from None
     except KeyboardInterrupt:
         for child in multiprocessing.active_children():
             if child not in others:
@@ -83,18 +84,6 @@ def results(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _dead_worker_message(workers: Sequence[BaseProcess]) -> str:
-    # SIGTERM is left out: the pool ends the other workers with it. 255 stands for an unknown code:
-    # Python reports it when the server process could not tell the worker's.
-    codes = {worker.exitcode for worker in workers} - {None, 0, 255, -signal.SIGTERM}
-    detail = f" (exit code {', '.join(map(str, sorted(codes)))})" if codes else ""
-    return (
-        f"a worker process died{detail}, most likely because the memory was full; the shards that "
-        "were finished are kept.\nRun the same command again to resume, with fewer workers "
-        "(--direct_num_workers=1) if memory is short."
-    )
 
 
 def _start(environment: Mapping[str, str], share: object) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import functools
 import logging
 import os
 import re
@@ -153,23 +152,17 @@ def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
     Raises:
         errors.UserError: naming the flag and the most similar known one.
     """
-    found, unknown = _beams_parser().parse_known_args(list(beam_args))
+    parsers: list[argparse.ArgumentParser] = []
+    PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
+    # Otherwise the parser prints all of Beam's flags with each error.
+    parsers[0].usage = "%(prog)s [flags]; see --help"
+    found, unknown = parsers[0].parse_known_args(list(beam_args))
     if unknown:
         flag = unknown[0].split("=")[0]
         if not flag.startswith("-"):
             raise errors.UserError(f"unknown argument {flag}; did you mean --input {flag}?")
         known = [*own_flags, *(f"--{name}" for name in vars(found))]
         raise errors.UserError(f"unknown flag {flag}{flags.meant(flag, known) or '; see --help'}")
-
-
-@functools.cache
-def _beams_parser() -> argparse.ArgumentParser:
-    """Returns the parser of all flags of Beam."""
-    parsers: list[argparse.ArgumentParser] = []
-    PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
-    # Otherwise the parser prints all of Beam's flags with each error.
-    parsers[0].usage = "%(prog)s [flags]; see --help"
-    return parsers[0]
 
 
 def add_steps(

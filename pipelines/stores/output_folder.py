@@ -147,7 +147,12 @@ def place_of(
             "this build would write it; move it away, or choose another --output"
         )
     if overwrite:
-        return _beside(storage, fingerprint(identity))
+        place = replace.beside(storage)
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            # An earlier build of the same fingerprint resumes.
+            if json.loads(place.read(PLAN_JSON))["fingerprint"] == fingerprint(identity):
+                return place
+        return replace.waiting(storage)
     if not storage.remote:  # without a lock, another build may still be writing there
         replace.drop(storage)
     return None if is_complete else storage
@@ -205,18 +210,6 @@ def _files_of_dataset(storage: Folder) -> set[str]:
             ]
     of_build = {f"{BUILD_DIR}/{name}" for name in storage.names(BUILD_DIR)} - {_LOCK}
     return {*_FILES, *shards, *map(manifest.sidecar_name, shards), *of_build}
-
-
-def _beside(storage: Folder, fingerprint: str) -> Folder:
-    """Returns the folder for a dataset that will replace what is there.
-
-    It holds what an earlier build of the same fingerprint has made there.
-    """
-    place = replace.beside(storage)
-    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        if json.loads(place.read(PLAN_JSON))["fingerprint"] == fingerprint:
-            return place
-    return replace.waiting(storage)
 
 
 def take_place(storage: Folder) -> None:

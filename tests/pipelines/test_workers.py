@@ -38,8 +38,5 @@ def test_the_first_error_ends_the_job_and_the_rest_is_not_begun(tmp_path):
 
 
 def test_a_worker_that_dies_is_an_error_that_says_how_to_go_on(tmp_path):
-    # On a busy machine Python may not know the exit code yet.
-    pattern = r"worker process died( \(exit code -9\))?, most likely because the memory was full"
-    with pytest.raises(errors.BuildError, match=pattern) as raised:
+    with pytest.raises(errors.BuildError, match="--direct_num_workers=1"):
         write_shards(tmp_path, odd_source.die)
-    assert "--direct_num_workers=1" in str(raised.value)
