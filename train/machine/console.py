@@ -43,6 +43,9 @@ def set_defaults() -> None:
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors alone
+    # On a CPU, a step gets its memory from TensorFlow, which keeps it, instead of from the system,
+    # which clears each page first: up to a third of the processor time.
+    os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "true")
     has_jax, has_tensorflow = map(importlib.util.find_spec, ("jax", "tensorflow"))
     backend = "jax" if has_jax and not has_tensorflow else "tensorflow"
     os.environ.setdefault("KERAS_BACKEND", backend)
