@@ -91,7 +91,8 @@ def mmap_epoch_1(data: ReadData) -> Iterator[Any]:
 
     dataset = tfrecord_io.make_dataset(data.records, split="train", batch_size=BATCH_SIZE)
     while True:
-        mapped._checked.clear()
+        for checked in mapped._checked.values():
+            checked[:] = False
         yield from dataset
 
 

@@ -29,7 +29,7 @@ Part = tuple[Records, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 _NUM_THREADS = 2
 # Two parts of large images may be announced to the system at once, and must stay in its memory.
 _ANNOUNCED_BYTES = 1 << 29
-# Records that are compared with their checksums before the first of them is given.
+# Records that are compared with their checksums before the first batch of a part is given.
 _CHECKED_BYTES = 1 << 24
 
 
@@ -222,14 +222,15 @@ class Batches:
         yield from ahead
 
     def _checked(self, rows: np.ndarray, weights: np.ndarray) -> Iterator[Part]:
-        """Yields a part a few steps at a time, and before compares their records' checksums."""
-        dataset = self.dataset
-        step_bytes = self.order.replica_batch_size * dataset.layout.stride
-        num_steps = max(1, _CHECKED_BYTES // step_bytes)
-        for first in range(0, len(rows), num_steps):
-            some = slice(first, first + num_steps)
-            dataset.check(rows[some])
-            yield self._part(dataset.records, rows[some], weights[some])
+        """Yields a part after its records' checksums were compared, or first its first batches."""
+        dataset, num_steps = self.dataset, len(rows)
+        if not dataset.is_checked(rows):
+            step_bytes = self.order.replica_batch_size * dataset.layout.stride
+            num_steps = max(1, _CHECKED_BYTES // step_bytes)
+        while len(rows):
+            dataset.check(rows[:num_steps])
+            yield self._part(dataset.records, rows[:num_steps], weights[:num_steps])
+            rows, weights, num_steps = rows[num_steps:], weights[num_steps:], 2 * num_steps
 
     def _part(self, records: Records, rows: np.ndarray, weights: np.ndarray) -> Part:
         keys = records.keys(rows) if self.with_keys else np.zeros((len(rows), 0), np.bytes_)

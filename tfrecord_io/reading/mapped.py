@@ -134,6 +134,10 @@ class MappedDataset:
         verify = self._verify if self._verify == "none" else "size"
         return _open_again, (self._folder, self._split, verify, self._identity)
 
+    def is_checked(self, rows: np.ndarray) -> bool:
+        """Returns whether all these mapped records, int64 [...], need no comparison any more."""
+        return bool(self._checked[rows].all())
+
     def check(self, rows: np.ndarray) -> None:
         """Compares mapped records, int64 [...], with their checksums, if it was not done before.
 
