@@ -56,53 +56,19 @@ def make_batches(
 ) -> Batches:
     """Returns the batches of a split as NumPy arrays, in an order that the seed decides.
 
-    Each new loop over the result is the next epoch, or the next `epochs` of them. A loop counts
-    from its 16th batch on, or its last: a look at the first batch changes nothing. TensorFlow is
-    not imported.
-
-    Args:
-        directory: of a finished dataset; a local folder or a URL, see docs/reader.md.
-        split: name of the split; or several, such as `("train", "val")`, which are read as one.
-        batch_size: examples of a global batch, over all replicas.
-        seed: decides the order.
-        shuffle: if False, examples come in the order of the shards.
-        epochs: how often each example occurs in a loop; None for endless batches.
-        drop_remainder: leave out a last batch that is not full.
-        pad_remainder: fill up a last batch that is not full with copies of its last example, and
-            give each example a weight: 1, or 0 for a copy.
-        engine: where the operating system cannot map the shards into memory, `mmap` raises an
-            error, and `auto` reads each record from its file.
-        num_replicas: readers (such as workers) that share each global batch in equal slices; 1 if
-            not given, but where TF_CONFIG names several workers it must be.
-        replica_index: which slice this reader gets.
-        start_step: batches to skip, at no cost, counted over all loops. So k times `len` of the
-            result begins with epoch k. The state of a reader is its number of steps.
-        with_keys: whether to give each example's key as well.
-        verify: what is checked besides the size of each shard. `size`: each record's checksums,
-            when this process first reads it. `crc`: the checksums of all records, now. `sha256`:
-            the digest of each shard, now. `none`: nothing, but records from a URL always are.
-        examples: places in the split, in the order of the shards, of the examples to read, or a
-            mask, bool [examples of the split]; all if not given. An epoch is a permutation of
-            these.
-        prefetch: batches that threads make ahead; with 0, the thread that asks makes them.
-        cache_dir: folder in which what a URL gives is kept; the user's cache folder if not given.
-        cache_gb: 10^9 bytes that this folder may take; half of what is free there if not given.
+    Arguments, order and errors are those of `make_dataset`, but TensorFlow is not imported, and
+    `prefetch` is the number of batches that threads make ahead; with 0, the thread that asks makes
+    them.
 
     Returns:
-        an iterable of arrays (image, label), then weight with `pad_remainder`, then key with
-        `with_keys`: image uint8 [batch, height, width, channels], label float32 [batch,
-        num_classes] one-hot (or 0 and 1 for each of several labels), weight float32 [batch], key
-        bytes [batch]. `batch` is batch_size / num_replicas; in a last batch that is neither dropped
-        nor padded it is less, and may be 0 for a replica. They are copies, the caller's own.
+        an iterable, of which each loop is the next epoch. It yields arrays (image, label), then
+        weight with `pad_remainder`, then key with `with_keys`: image uint8 [batch, height, width,
+        channels], label float32 [batch, num_classes] one-hot (or 0 and 1 for each of several
+        labels), weight float32 [batch], key bytes [batch]. They are copies, the caller's own.
 
     Raises:
-        ManifestError: if the dataset is unfinished, of a newer format, or has no such split; if the
-            split is empty; if a shard is missing or is not as the manifest says; if no batch of
-            the split is full, but all must be.
-        TypeError, ValueError: if an argument is wrong, or the arguments do not fit together.
-        OSError: if `mmap` was asked for and the operating system cannot map the files.
-        UserError, StoreError: if the URL, the cache or the store cannot be used; StoreError also
-            while batches are read, if a record is damaged, or a shard was replaced.
+        ManifestError, TypeError, ValueError, OSError, UserError, StoreError: as `make_dataset`;
+            StoreError also while batches are read, if a record is damaged or a shard was replaced.
     """
     check_type("prefetch", prefetch, int)
     check_type("with_keys", with_keys, bool)
