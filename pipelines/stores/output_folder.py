@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines import errors
 from tfrecord_io.format import examples, manifest
-from tfrecord_io.reading.opening import open_split
+from tfrecord_io.reading.mapped import open_split
 from tfrecord_io.stores import file_lock, replace
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.address import Address, is_remote

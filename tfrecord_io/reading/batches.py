@@ -14,8 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tfrecord_io.format.manifest import ManifestError
-from tfrecord_io.reading.mapped import MappedDataset, as_places
-from tfrecord_io.reading.opening import Verify
+from tfrecord_io.reading.mapped import MappedDataset, Verify, as_places
 from tfrecord_io.reading.order import EXAMPLES_AT_ONCE, BatchOrder, check_type
 from tfrecord_io.reading.records import BufferPool, Records
 from tfrecord_io.stores.ahead import map_ahead

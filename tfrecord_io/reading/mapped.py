@@ -8,40 +8,30 @@ mapped. What is absent there is fetched, and so is everything where files cannot
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import dataclasses
 import hashlib
 import itertools
-import mmap
 import os
-import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from tfrecord_io.format.manifest import ManifestError
+from tfrecord_io.format.manifest import Manifest, ManifestError, Shard
 from tfrecord_io.reading.cache import DatasetCache, warn_once
 from tfrecord_io.reading.fetch import Fetched, Unmapped, damage
-from tfrecord_io.reading.opening import Verify, open_split
-from tfrecord_io.reading.records import Records, Rows, lay_out
-from tfrecord_io.stores.files import announce
-from tfrecord_io.stores.folder import Folder
+from tfrecord_io.reading.records import ColdShards, Records, Rows, lay_out, map_files
+from tfrecord_io.stores.folder import NUM_THREADS, Folder
+from tfrecord_io.stores.remote import StoredFile
 from tfrecord_io.terminal.address import is_remote
 
-# The flag MAP_FIXED, which Python's mmap module lacks. Source: sys/mman.h, the same on Linux and
-# macOS.
-_MAP_FIXED = 0x10
+#: What is checked besides the size of each shard: nothing; each record's checksums when the process
+#: first reads it; all of them at once; or the digest of each file at once.
+Verify = Literal["none", "size", "crc", "sha256"]
 
 # Examples that are fetched together where nobody asks for batches.
 _CHUNK_EXAMPLES = 256
-
-# Records that are announced in the order of their places: the first batch waits for these only.
-_GROUP = 64
-# Records of which the system is asked whether it has them in memory.
-_NUM_PROBES = 8
 
 # Which records this process has compared with their checksums, by dataset and version.
 _checked: dict[Hashable, np.ndarray] = {}
@@ -70,14 +60,14 @@ class MappedDataset:
         verify: Verify = "size",
         must_map: bool = False,
     ) -> None:
-        """Checks the shards of a split as `opening.open_split` does, and maps them.
+        """Checks the shards of a split as `open_split` does, and maps them.
 
         With `verify="none"`, records that are mapped are not compared with their checksums. Where
         the operating system cannot map files, or no cache of a remote dataset can be kept, each
         record is read from its file, or with `must_map` OSError is raised.
 
         Raises:
-            ManifestError, UserError, StoreError: as `opening.open_split`.
+            ManifestError, UserError, StoreError: as `open_split`.
         """
         self._folder = folder = Folder(directory)
         self._split, self._verify = split, verify
@@ -109,7 +99,7 @@ class MappedDataset:
                 *firsts, num_rows = lay_out(sizes, layout.stride)
                 self.rows = Rows(sizes, firsts)
                 self.cold = ColdShards(paths, self.rows, layout.stride)
-                memory = _map_files(paths, sizes, firsts, num_rows + 1, layout.stride)
+                memory = map_files(paths, sizes, firsts, num_rows + 1, layout.stride)
                 self.records = Records(layout, memory)
                 names = tuple(shard.name for shard in shards)
                 self._checked = _checked_rows((str(folder), self._identity, names), self.records)
@@ -219,6 +209,58 @@ class MappedDataset:
         return iter([(self.records, rows)])
 
 
+def open_split(
+    directory: str | os.PathLike[str], split: str | Sequence[str], verify: Verify = "size"
+) -> tuple[Manifest, Mapping[str, StoredFile]]:
+    """Reads the manifest of a dataset and checks the shards of one split, or of several.
+
+    `verify` says how: `none` and `size` compare the length of each shard, `crc` also checks every
+    record's checksums, `sha256` the whole file's digest.
+
+    Returns:
+        the manifest, and the shards of all splits that are there, by name.
+
+    Raises:
+        ManifestError: if the dataset is unfinished, of a newer format, or has no such split; if
+            the split is empty; if a shard is missing or is not as the manifest says.
+        UserError, StoreError: see `Manifest.load`.
+    """
+    if verify not in (levels := get_args(Verify)):
+        raise ValueError(f"verify must be one of {', '.join(levels)}, received {verify!r}")
+    folder, manifest = Folder(directory), Manifest.load(directory)
+    try:
+        wanted = manifest.split(split)
+    except ManifestError as error:
+        raise ManifestError(f"{folder.root}: {error}") from None
+    if not wanted.num_examples:
+        raise ManifestError(f"split {split!r} of {folder.root} has no examples")
+    files, layout = folder.shards(), manifest.layout
+
+    def find_damage(shard: Shard) -> str | None:
+        if (file := files.get(shard.name)) is None:
+            return "is missing, though the manifest lists it"
+        if file.size != shard.num_bytes:
+            return f"has {file.size} bytes, not {shard.num_bytes}: it was cut off or replaced"
+        if verify in ("none", "size"):
+            return None
+        with folder.open(shard.name) as file:
+            if verify == "crc":
+                for number, record in enumerate(layout.read_records(file, 1)):
+                    if layout.find_damaged(record) is not None:
+                        return f"was changed: record {number} does not match its checksum"
+            elif (digest := hashlib.file_digest(file, "sha256").hexdigest()) != shard.sha256:
+                return f"has SHA-256 {digest}, not {shard.sha256}: it was changed"
+        return None
+
+    with ThreadPoolExecutor(NUM_THREADS) as executor:
+        problems = executor.map(find_damage, wanted.shards)
+        for shard, problem in zip(wanted.shards, problems, strict=True):
+            if problem:
+                advice = "copy the dataset again, or build it again with --overwrite"
+                raise ManifestError(f"{folder.path(shard.name)} {problem}; {advice}")
+    return manifest, files
+
+
 def as_places(examples: int | Sequence[int] | np.ndarray, num_examples: int) -> np.ndarray:
     """Returns int64 [...] places of examples, given as places or as a mask, bool [num_examples].
 
@@ -236,46 +278,6 @@ def as_places(examples: int | Sequence[int] | np.ndarray, num_examples: int) -> 
     return array.astype(np.int64)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ColdShards:
-    """Tells the system which records of files come next, if they are not in memory.
-
-    A disk that knows of many reads gives several times as many a second.
-    """
-
-    paths: Sequence[Path]
-    rows: Rows
-    stride: int
-
-    def announce(self, rows: np.ndarray) -> None:
-        """Announces records that will be read in this order, int64; does not wait for them."""
-        if not hasattr(os, "RWF_NOWAIT"):  # only Linux says what it has in memory
-            return
-        probes = rows[:: max(1, len(rows) // _NUM_PROBES)]
-        if not all(self._is_in_memory(row) for row in probes.tolist()):
-            threading.Thread(
-                target=self._announce, args=(rows,), name="announce", daemon=True
-            ).start()
-
-    def _is_in_memory(self, row: int) -> bool:
-        shard, place = self.rows.find(row)
-        with contextlib.suppress(OSError), self.paths[shard].open("rb", 0) as file:
-            start = place * self.stride
-            return os.preadv(file.fileno(), [bytearray(1)], start, os.RWF_NOWAIT) == 1
-        return False  # or the file system cannot tell
-
-    def _announce(self, rows: np.ndarray) -> None:
-        for first in range(0, len(rows), _GROUP):
-            group = np.sort(rows[first : first + _GROUP])
-            breaks = np.flatnonzero(np.diff(self.rows.shards(group))) + 1
-            for run in np.split(group, breaks):
-                shard, place = self.rows.find(int(run[0]))
-                # Whoever reads a file that cannot be opened will say so.
-                with contextlib.suppress(OSError), self.paths[shard].open("rb", 0) as file:
-                    for start in ((run - run[0] + place) * self.stride).tolist():
-                        announce(file.fileno(), start, self.stride)
-
-
 def _checked_rows(key: Hashable, records: Records) -> np.ndarray:
     """Returns which rows of a dataset were checked, bool [rows], shared by all of this process."""
     return _checked.setdefault(key, np.zeros(len(records.array), np.bool_))
@@ -290,31 +292,3 @@ def _open_again(
         why = "was built anew, or a shard of it replaced, since it was opened; start again"
         raise ManifestError(f"{directory} {why}")
     return dataset
-
-
-def _map_files(
-    paths: Sequence[Path], sizes: Sequence[int], firsts: Sequence[int], num_rows: int, stride: int
-) -> np.ndarray:
-    """Returns uint8 [num_rows * stride], in which each file is mapped at its first row.
-
-    Python's mmap object owns the whole range, and unmaps it with its files after its last use.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    region = mmap.mmap(-1, num_rows * stride, flags=flags, prot=mmap.PROT_READ)
-    memory = np.frombuffer(region, np.uint8)
-    # The C function, because Python's mmap cannot be given the address.
-    map_at = ctypes.CDLL(None, use_errno=True).mmap
-    map_at.restype = ctypes.c_void_p
-    numbers = [ctypes.c_int] * 3
-    map_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *numbers, ctypes.c_long]
-    for path, size, first in zip(paths, sizes, firsts, strict=True):
-        if size == 0:
-            continue
-        address, length = memory.ctypes.data + first * stride, size * stride
-        with path.open("rb") as file:
-            how = mmap.MAP_SHARED | _MAP_FIXED
-            mapped = map_at(address, length, mmap.PROT_READ, how, file.fileno(), 0)
-        if mapped != address:
-            code = ctypes.get_errno()
-            raise OSError(code, f"cannot map the shard into memory: {os.strerror(code)}", str(path))
-    return memory

@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrecord_io.reading.batches import Batches, Engine, make_batches
-from tfrecord_io.reading.opening import Verify
+from tfrecord_io.reading.mapped import Verify
 from tfrecord_io.terminal.errors import MessageError
 
 # The last error of a reader in this process; TensorFlow passes on its text only.

@@ -1,17 +1,32 @@
-"""Records of one length as an array: where each lies, and how a batch is gathered out of them."""
+"""Records of one length as an array: where each lies, how it is mapped, and how it is gathered."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import dataclasses
 import itertools
 import math
 import mmap
+import os
+import threading
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from tfrecord_io.format import schema
+from tfrecord_io.stores.files import announce
+
+# The flag MAP_FIXED, which Python's mmap module lacks. Source: sys/mman.h, the same on Linux and
+# macOS.
+_MAP_FIXED = 0x10
+
+# Records that are announced in the order of their places: the first batch waits for these only.
+_GROUP = 64
+# Records of which the system is asked whether it has them in memory.
+_NUM_PROBES = 8
 
 
 class Rows:
@@ -117,3 +132,71 @@ class BufferPool:
         lease = self._type.from_buffer(memory)
         weakref.finalize(lease, self._free.append, memory)
         return np.frombuffer(memoryview(lease), np.uint8)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ColdShards:
+    """Tells the system which records of files come next, if they are not in memory.
+
+    A disk that knows of many reads gives several times as many a second.
+    """
+
+    paths: Sequence[Path]
+    rows: Rows
+    stride: int
+
+    def announce(self, rows: np.ndarray) -> None:
+        """Announces records that will be read in this order, int64; does not wait for them."""
+        if not hasattr(os, "RWF_NOWAIT"):  # only Linux says what it has in memory
+            return
+        probes = rows[:: max(1, len(rows) // _NUM_PROBES)]
+        if not all(self._is_in_memory(row) for row in probes.tolist()):
+            threading.Thread(
+                target=self._announce, args=(rows,), name="announce", daemon=True
+            ).start()
+
+    def _is_in_memory(self, row: int) -> bool:
+        shard, place = self.rows.find(row)
+        with contextlib.suppress(OSError), self.paths[shard].open("rb", 0) as file:
+            start = place * self.stride
+            return os.preadv(file.fileno(), [bytearray(1)], start, os.RWF_NOWAIT) == 1
+        return False  # or the file system cannot tell
+
+    def _announce(self, rows: np.ndarray) -> None:
+        for first in range(0, len(rows), _GROUP):
+            group = np.sort(rows[first : first + _GROUP])
+            breaks = np.flatnonzero(np.diff(self.rows.shards(group))) + 1
+            for run in np.split(group, breaks):
+                shard, place = self.rows.find(int(run[0]))
+                # Whoever reads a file that cannot be opened will say so.
+                with contextlib.suppress(OSError), self.paths[shard].open("rb", 0) as file:
+                    for start in ((run - run[0] + place) * self.stride).tolist():
+                        announce(file.fileno(), start, self.stride)
+
+
+def map_files(
+    paths: Sequence[Path], sizes: Sequence[int], firsts: Sequence[int], num_rows: int, stride: int
+) -> np.ndarray:
+    """Returns uint8 [num_rows * stride], in which each file is mapped at its first row.
+
+    Python's mmap object owns the whole range, and unmaps it with its files after its last use.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    region = mmap.mmap(-1, num_rows * stride, flags=flags, prot=mmap.PROT_READ)
+    memory = np.frombuffer(region, np.uint8)
+    # The C function, because Python's mmap cannot be given the address.
+    map_at = ctypes.CDLL(None, use_errno=True).mmap
+    map_at.restype = ctypes.c_void_p
+    numbers = [ctypes.c_int] * 3
+    map_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *numbers, ctypes.c_long]
+    for path, size, first in zip(paths, sizes, firsts, strict=True):
+        if size == 0:
+            continue
+        address, length = memory.ctypes.data + first * stride, size * stride
+        with path.open("rb") as file:
+            how = mmap.MAP_SHARED | _MAP_FIXED
+            mapped = map_at(address, length, mmap.PROT_READ, how, file.fileno(), 0)
+        if mapped != address:
+            code = ctypes.get_errno()
+            raise OSError(code, f"cannot map the shard into memory: {os.strerror(code)}", str(path))
+    return memory

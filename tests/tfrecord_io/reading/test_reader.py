@@ -14,7 +14,7 @@ import tfrecord_io
 from tfrecord_io import BatchOrder, Manifest, ManifestError, MappedDataset, read_examples
 from tfrecord_io.format import schema
 from tfrecord_io.reading import mapped
-from tfrecord_io.reading.opening import open_split
+from tfrecord_io.reading.mapped import open_split
 from tfrecord_io.terminal.errors import StoreError
 
 BOTH = ("train", "val")

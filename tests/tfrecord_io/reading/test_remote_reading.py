@@ -366,7 +366,7 @@ def test_files_that_cannot_be_mapped_are_read_in_the_same_order(local, monkeypat
     def refuse(*_):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(mapped, "_map_files", refuse)
+    monkeypatch.setattr(mapped, "map_files", refuse)
     assert_same(read(local, **options), wanted)
     assert "cannot be mapped into memory" in caplog.text
     with pytest.raises(OSError, match="Cannot allocate"):
