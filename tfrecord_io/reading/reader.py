@@ -141,9 +141,11 @@ def make_dataset(
         cache_gb=cache_gb,
     )
     _keep_freed_memory()
+    # A function that is traced keeps the tensor of a dataset, but not the object.
+    is_traced = not tf.executing_eagerly()
     # Iterators are started and stopped in eager mode, whatever function calls this one.
     with tf.init_scope(), tf.device("CPU:0"):
-        return _dataset(batches)
+        return _dataset(batches, is_traced)
 
 
 @functools.cache
@@ -163,7 +165,7 @@ def _keep_freed_memory() -> None:
 # Without `do_not_convert`, AutoGraph searches the functions for control flow that depends on
 # tensors. There is none, and the search takes most of the time to the first batch.
 @tf.autograph.experimental.do_not_convert
-def _dataset(batches: Batches) -> tf.data.Dataset:
+def _dataset(batches: Batches, is_kept: bool) -> tf.data.Dataset:
     order, layout, with_keys = batches.order, batches.dataset.layout, batches.with_keys
     has_one_size = order.num_steps in (None, order.num_full_steps)
     rows = None, order.replica_batch_size if has_one_size else None
@@ -217,9 +219,10 @@ def _dataset(batches: Batches) -> tf.data.Dataset:
     if order.num_steps is None or not order.start_step % order.num_steps:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(num_batches))
     dataset = dataset.with_options(options)
-    # Its iterators, and the datasets that are made of it, refer to it.
-    ended = weakref.finalize(dataset, _sources.pop, number)
-    ended.atexit = False  # pyrefly: ignore[missing-attribute]
+    if not is_kept:
+        # Its iterators, and the datasets that are made of it, refer to it.
+        ended = weakref.finalize(dataset, _sources.pop, number)
+        ended.atexit = False  # pyrefly: ignore[missing-attribute]
     return dataset
 
 
@@ -378,7 +381,9 @@ class _Loop(threading.Thread):
 
     def _fill(self, number: int, first_step: int) -> None:
         try:
-            self._source = source = _sources[number]
+            self._source = source = _sources.get(number)
+            if source is None:
+                raise ReferenceError("the result of make_dataset is gone; keep it while it is read")
             batches, order = source.batches, source.batches.order
             facts = order.num_looks(first_step), order.end_of_loop(first_step)
             for records, rows, *features in batches.parts(first_step):
