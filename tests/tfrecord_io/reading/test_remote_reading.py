@@ -355,7 +355,7 @@ def test_a_program_ends_while_a_silent_server_is_waited_for(store, url, read):
         "next(batches)"
     )
     with store.failing("silent", after=40):
-        subprocess.run([sys.executable, "-c", program, url], cwd=ROOT, check=True, timeout=45)
+        subprocess.run([sys.executable, "-c", program, url], cwd=ROOT, check=True, timeout=150)
 
 
 @pytest.mark.parametrize("read", [_numpy, _tensorflow])
