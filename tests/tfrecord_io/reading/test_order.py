@@ -24,6 +24,8 @@ def test_the_order_of_a_seed_never_changes():
     order = BatchOrder(num_examples=10, batch_size=5, seed=1)
     expected = [[9, 1, 7, 3, 8], [6, 0, 5, 2, 4]]
     assert [batch.tolist() for batch in order] == expected
+    later = [6, 4, 0, 9, 1, 5, 8, 2, 7, 3, 7, 0, 4, 9, 3, 5, 2, 8, 6, 1]  # the next two epochs
+    assert order.examples_at(np.arange(10, 30)).tolist() == later
     large = BatchOrder(num_examples=5000, batch_size=5, seed=1)
     assert next(iter(large)).tolist() == [3597, 3005, 4665, 2419, 754]
     other = BatchOrder(num_examples=10, batch_size=5, seed=2)
@@ -80,3 +82,11 @@ def test_a_look_at_the_first_batches_does_not_count_as_a_loop():
         before = next(iter(order)).tolist()
         assert len(list(itertools.islice(order, num_taken))) == num_taken
         assert (next(iter(order)).tolist() != before) == counts
+
+
+def test_a_remainder_is_dropped_or_padded_and_an_endless_loop_counts_as_an_epoch():
+    order = BatchOrder(num_examples=11, batch_size=4, drop_remainder=True)
+    assert [len(examples) for examples in order] == [4, 4]
+    assert BatchOrder(num_examples=11, batch_size=4, epochs=None).end_of_loop(5) == 8
+    padded = BatchOrder(num_examples=11, batch_size=4, pad_remainder=True)
+    assert [padded.weights(step).tolist() for step in range(3)] == [[1] * 4, [1] * 4, [1, 1, 1, 0]]
