@@ -73,19 +73,8 @@ class SourceOptions:
 
     @functools.cached_property
     def arrays(self) -> NpzFile | None:
-        """The file, if the images are arrays in one that holds their labels, too.
-
-        Raises:
-            errors.UserError: if the file is not on a disk of this machine.
-        """
-        if self.source != "npz":
-            return None
-        address = self.input or ""
-        if is_remote(address):
-            raise errors.UserError(
-                f"--source npz reads local files; copy {address} to a disk of this machine"
-            )
-        return NpzFile(_local_input(self))
+        """The file, if the images are arrays in one that holds their labels, too."""
+        return NpzFile(_local_input(self)) if self.source == "npz" else None
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -155,7 +144,7 @@ def open_source(options: SourceOptions, workers: Workers, seed: int, output: Fol
 def _local_input(options: SourceOptions) -> Path:
     path, wanted = Path(options.input or "").absolute(), _INPUTS[options.source]
     if not path.exists():
-        raise errors.UserError(f"--input {options.input} does not exist")
+        raise errors.UserError(f"--input {options.input} does not exist on this machine")
     if path.is_dir() != (options.source == "directory"):
         raise errors.UserError(
             f"--input {path} is not what --source {options.source} reads: {wanted}"

@@ -9,15 +9,6 @@ import pytest
 from builds import files_of
 
 from pipelines.sources import synthetic
-from pipelines.sources.synthetic import (
-    ARCHIVE_FOLDER,
-    FILE_MTIME,
-    LABEL_NAMES,
-    SPLITS,
-    draw_bscan,
-    encode_jpeg,
-    write_tree,
-)
 
 FEW = 13
 
@@ -35,23 +26,29 @@ def quick(monkeypatch):
 @pytest.mark.parametrize("num_examples", [12, 13, 50, 4000])
 @pytest.mark.usefixtures("quick")
 def test_a_tree_has_the_archives_shape_and_proportions_and_one_time(tmp_path, num_examples):
-    write_tree(tmp_path / "tree", num_examples, seed=5)
-    scans = [*(tmp_path / "tree" / ARCHIVE_FOLDER).rglob("*.jpeg")]
+    synthetic.write_tree(tmp_path / "tree", num_examples, seed=5)
+    scans = [*(tmp_path / "tree" / synthetic.ARCHIVE_FOLDER).rglob("*.jpeg")]
     assert len(scans) == num_examples
-    assert {path.stat().st_mtime for path in scans} == {FILE_MTIME}
+    assert {path.stat().st_mtime for path in scans} == {synthetic.FILE_MTIME}
     assert all(re.fullmatch(rf"{path.parent.name}-\d+-\d+\.jpeg", path.name) for path in scans)
     sizes = Counter((path.parent.parent.name, path.parent.name) for path in scans)
-    assert set(sizes) == {(split, label) for split in SPLITS for label in LABEL_NAMES}
+    assert set(sizes) == {
+        (split, label) for split in synthetic.SPLITS for label in synthetic.LABEL_NAMES
+    }
     if num_examples == 4000:
         assert 4 < sizes["train", "CNV"] / sizes["train", "DRUSEN"] < 4.6  # 37,205 to 8,616
-        assert {sizes[split, name] for split in SPLITS[1:] for name in LABEL_NAMES} == {100}
+        assert {
+            sizes[split, name] for split in synthetic.SPLITS[1:] for name in synthetic.LABEL_NAMES
+        } == {100}
 
 
 def test_a_file_is_the_scan_that_its_name_says(tmp_path):
-    write_tree(tmp_path / "tree", FEW, seed=3)
+    synthetic.write_tree(tmp_path / "tree", FEW, seed=3)
     for path in (tmp_path / "tree").rglob("*.jpeg"):
         label, patient, index = path.stem.split("-")
-        assert path.read_bytes() == encode_jpeg(draw_bscan(label, int(patient), int(index), 3))
+        assert path.read_bytes() == synthetic.encode_jpeg(
+            synthetic.draw_bscan(label, int(patient), int(index), 3)
+        )
 
 
 @pytest.mark.usefixtures("quick")
@@ -59,9 +56,9 @@ def test_the_number_of_cores_changes_no_byte_and_a_whole_tree_is_kept(tmp_path, 
     found = []
     for num_cores in (1, 3):
         monkeypatch.setattr(synthetic.os, "sched_getaffinity", lambda _, n=num_cores: set(range(n)))
-        write_tree(folder := tmp_path / str(num_cores), FEW, seed=3)
+        synthetic.write_tree(folder := tmp_path / str(num_cores), FEW, seed=3)
         with monkeypatch.context() as patch:  # the second time, all is there
             patch.setattr(synthetic, "_plan_tree", None)
-            write_tree(folder, FEW, seed=3)
+            synthetic.write_tree(folder, FEW, seed=3)
         found.append(files_of(tmp_path / str(num_cores)))
     assert found[0] == found[1]
