@@ -6,11 +6,9 @@ import re
 import stat
 from collections import Counter
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from builds import build_here, files_of, prepare, read_csv, rows_of
-from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, jpeg, write_tree, write_zip
 from PIL import Image
 
@@ -43,18 +41,6 @@ def photo(names, seed):
     return encoded(grey_pixels(seed), "JPEG", exif=exif, xmp=xmp, comment=names.new())
 
 
-def dicom(names, seed):
-    """Returns a DICOM file of two frames, with an identifier in each tag that may hold one."""
-    tags = {
-        "UI": [(0x0008, 0x0018), (0x0020, 0x000D), (0x0020, 0x000E)],
-        "CS": [(0x0008, 0x0060), (0x0020, 0x0062)],
-        "LO": [(0x0008, 0x0080), (0x0008, 0x1090), (0x0010, 0x0020)],
-        "PN": [(0x0008, 0x0090), (0x0010, 0x0010)],
-    }
-    elements = {(*tag, kind): names.new() for kind, some in tags.items() for tag in some}
-    return dicom_file(np.stack([grey_pixels(seed), grey_pixels(seed + 1)]), elements)
-
-
 def planted_tree(names):
     """Returns files by name: identifiers in folders, files, patients and contents."""
     files = {}
@@ -64,8 +50,6 @@ def planted_tree(names):
         label = ("CNV", "NORMAL")[number // 4 % 2]
         folder = f"{ward}/{split}/{label}/{names.new()}"
         files[f"{folder}/{label}-{names.new()}-1.jpeg"] = photo(names, number)
-    for number in range(200, 212, 2):
-        files[f"{ward}/train/CNV/{names.new()}.dcm"] = dicom(names, number)
     some = list(files)
     # A copy in the same split, one in another, a patient in two splits, and two files of no use.
     files[f"{ward}/train/CNV/CNV-{names.new()}-1.jpeg"] = files[some[0]]
@@ -112,7 +96,7 @@ def test_no_name_of_the_input_is_in_an_output(secret, tmp_path, capfd):
     assert names.found_in(content) == []
     assert secret.read_bytes() not in content
     # Nor is there a plain hash of a name, which could be guessed.
-    for column in ("key", "patient", "study", "series"):
+    for column in ("key", "patient"):
         values = set(_column(plain, column)) - {None}
         assert not [value for value in values if value.encode() in content]
     assert (hidden / "rejects.csv").read_text().count("\n") > 1

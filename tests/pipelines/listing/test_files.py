@@ -37,12 +37,6 @@ def test_a_name_that_leads_elsewhere_is_a_reject():
     assert list(reasons(listing).values()) == ["unsafe_name"] * len(names)
 
 
-@pytest.mark.parametrize("name", ["train/CNV/a\nb.png", "train/CNV/a\tb'\".png", "train/C\nNV/1"])
-def test_odd_names_are_still_names(name):
-    names = (name, *(f"train/NORMAL/{k}{'' if name[-1] == '1' else '.png'}" for k in range(3)))
-    assert places(list_files(dict.fromkeys(names, b"1")))[name] == ("train", name.split("/")[1])
-
-
 def test_a_file_that_must_not_be_read_is_a_reject_that_can_be_printed():
     problem = ("encrypted", "the member is encrypted")
     secret, system = (

@@ -76,11 +76,9 @@ def test_without_credentials_the_command_ends_with_2_and_a_short_message(
     monkeypatch.delenv("KAGGLE_API_TOKEN")
     flags = [f"--download_dir={desk.downloads}", f"--output={tmp_path / 'out'}", IN_MEMORY]
     assert build_tfrecords.main(flags) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    for way in ("KAGGLE_API_TOKEN", "kaggle auth login", "--source synthetic"):
-        assert way in said.err
-    assert len(said.err.splitlines()) < 15
+    said = capsys.readouterr().err
+    assert "KAGGLE_API_TOKEN" in said
+    assert "--source synthetic" in said
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
