@@ -1,8 +1,8 @@
 """Finishes a dataset, in one straight line.
 
 What became of every file is counted, the images are audited, and the tables, the report and last
-the manifest are written. The listing has checked that each file
-is counted once; `tfrecord_io.auditing.verify` checks that again, from the finished dataset.
+the manifest are written. The listing has checked that each file is counted once;
+`tfrecord_io.auditing.verify` checks that again, from the finished dataset.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ def finish_dataset(build: Build) -> None:
 
     Then the dataset takes the place of the one that it replaces, if there is one.
 
-    If too many images were rejected, the reason is written to
-    `FAILURE_FILE`, with the tables made so far, but no manifest. That is not raised as an error,
-    because an engine would retry the step.
+    If too many images were rejected, the reason is written to `FAILURE_FILE`, with the tables made
+    so far, but no manifest. That is not raised as an error, because an engine would retry the step.
 
     Raises:
         errors.BuildError: if a shard is missing, a file is unaccounted for, or the output cannot
@@ -122,7 +121,13 @@ def describe_images(
     made = dataclasses.replace(made, audit={**made.audit, **result.to_dict()})
     page = card.render(made, result, examples, images, rejects)
     storage.write(manifest.REPORT_FILE_NAME, page.encode())
-    _write_examples(storage, parts, groups.group_images(rows, originals[same.pairs]))
+    names = groups.group_images(rows, originals[same.pairs]).names.cast(GROUP.type)
+    schema, start = parts[0].schema.remove_metadata().append(GROUP), 0
+    with storage.create(FILE_NAME) as file, pq.ParquetWriter(file, schema) as writer:
+        for part in parts:  # one row group a shard
+            of_part = names.slice(start, len(part))
+            writer.write_table(pa.table([*part.columns, of_part], schema))
+            start += len(part)
     return made
 
 
@@ -228,20 +233,6 @@ def _read_rows(build: Build, tasks: Sequence[ShardTask]) -> list[pa.Table]:
     return parts
 
 
-def _write_examples(storage: Folder, parts: Sequence[pa.Table], grouped: groups.Groups) -> None:
-    """Writes the examples table, one row group per shard; `grouped` are the groups of all rows."""
-    schema = parts[0].schema.remove_metadata().append(GROUP)
-    start = 0
-    with (
-        storage.create(FILE_NAME) as file,
-        pq.ParquetWriter(file, schema) as writer,
-    ):
-        for part in parts:
-            names = grouped.names.slice(start, len(part)).cast(GROUP.type)
-            writer.write_table(pa.table([*part.columns, names], schema))
-            start += len(part)
-
-
 def _make_manifest(
     build: Build,
     tasks: Sequence[ShardTask],
@@ -273,7 +264,21 @@ def _make_manifest(
     sums = [sidecar.statistics for sidecar in counted]
     made = dataclasses.replace(
         build.draft,
-        splits={name: _split(members) for name, members in of_splits.items()},
+        splits={
+            name: manifest.Split(
+                label_counts=tuple(map(sum, zip(*(s.label_counts for s in members), strict=True))),
+                shards=tuple(
+                    manifest.Shard(
+                        name=s.shard,
+                        num_examples=s.num_examples,
+                        num_bytes=s.num_bytes,
+                        sha256=s.sha256,
+                    )
+                    for s in members
+                ),
+            )
+            for name, members in of_splits.items()
+        },
         counts=counts,
         rejects=dict(sorted(collections.Counter(r.reason for r in rejects).items())),
         versions={
@@ -291,16 +296,3 @@ def _make_manifest(
             f"{counts}; no manifest was written; this is a bug, please report it"
         )
     return made
-
-
-def _split(sidecars: Sequence[Sidecar]) -> manifest.Split:
-    """Returns a split as the manifest describes it, from the sidecars of its shards."""
-    return manifest.Split(
-        label_counts=tuple(map(sum, zip(*(s.label_counts for s in sidecars), strict=True))),
-        shards=tuple(
-            manifest.Shard(
-                name=s.shard, num_examples=s.num_examples, num_bytes=s.num_bytes, sha256=s.sha256
-            )
-            for s in sidecars
-        ),
-    )

@@ -76,9 +76,6 @@ def by_patient(rows, **options):
     return splits_by(apply(rows, splits="patient", **options).refs, "patient")
 
 
-# ---- by patient
-
-
 def test_every_patient_is_in_one_split_and_each_class_and_split_has_its_share_within_a_point():
     result = apply(population(8_000), splits="patient")
     assert are_whole(splits_by(result.refs, "patient"))
@@ -144,9 +141,6 @@ def test_a_dataset_without_a_test_split_has_a_note_how_to_get_one():
     assert apply(both).notes == []
     (note,) = apply(both[:1]).notes
     assert "--splits patient" in note
-
-
-# ---- what is in several splits
 
 
 LEAKY = [

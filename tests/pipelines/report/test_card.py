@@ -55,12 +55,6 @@ def test_file_and_class_names_are_text_and_never_markup(tmp_path):
     Page(text)
 
 
-def test_a_class_has_a_bar_of_its_size_in_each_split(parsed, flawed_card):
-    text = flawed_card.read_text(encoding="utf-8")
-    assert {"train: ", "test: "} <= set(re.findall(r"(train: |test: )\d+ images", text))
-    assert re.search(r"--length: (0\.\d+|1\.000)", text)
-
-
 # ---- in a browser
 
 
