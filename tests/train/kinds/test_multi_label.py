@@ -125,8 +125,8 @@ def test_the_measures_of_labels_are_those_of_scikit_learn():
             assert found[f"macro_{measure}"] == pytest.approx(np.mean(of_labels))
     assert found["accuracy"] == pytest.approx((called == truths).mean())
     assert found["brier"] == pytest.approx(np.square(probabilities - truths).mean())
-    sure, ones = np.maximum(probabilities, 1 - probabilities), np.ones(60)
-    error = expected_calibration_error(sure, called == truths, ones)
+    sure = np.maximum(probabilities, 1 - probabilities)
+    error = expected_calibration_error(sure, called == truths, np.ones(60))
     assert found["ece"] == pytest.approx(error)
 
 
@@ -135,17 +135,16 @@ def test_predictions_are_written_a_row_an_example_without_formulas_and_read_in_f
 ):
     probabilities = np.array([[1e-9, 1 - 1e-7], [2 / 3, 1 / 3]], np.float32)
     dataset = dataset_of(2, ["p", None], path=["=x.png", "y.png"])
-    written = predictions_of(probabilities, [1, 1], ("=A", "B"), dataset=dataset)
-    write_predictions(tmp_path, written)
+    write_predictions(tmp_path, predictions_of(probabilities, [1, 1], ("=A", "B"), dataset=dataset))
     assert (tmp_path / "predictions.csv").read_text().splitlines() == [
         "key,path,patient,label,predicted,'=A,B",
         "k0,'=x.png,p,B,B,0.000000,1.000000",
         "k1,y.png,,B,'=A,0.666667,0.333333",
     ]
-    keys, read, truths = read_predictions(tmp_path)
-    assert keys.tolist() == ["k0", "k1"]
-    assert (read == probabilities).all()
-    assert truths.tolist() == [1, 1]
+    for found, expected in zip(
+        read_predictions(tmp_path), (["k0", "k1"], probabilities, [1, 1]), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
     # Names that are joined are those of the header.
     probabilities, truths = some_predictions()
     names = ("mass", "+fluid", "=scar")

@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from answers import predictions_of
+from answers import predictions_of, scores_of
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 from tfrecord_io.terminal.errors import UserError
 from train.kinds.classes import CLASSES
-from train.kinds.measures import expected_calibration_error, rates_of
+from train.kinds.measures import rates_of
 from train.results import thresholds
 
 
@@ -53,14 +53,10 @@ def test_few_right_answers_are_no_proof_and_a_temperature_stays_in_range():
 
 def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
     logits = np.random.default_rng(0).normal(size=(800, 4)) * 2
-    labels = drawn_from(logits, 1)
-    sure = softmax(logits * 3, -1)
-    cooled = predictions_of(CLASSES.cool(sure, 3.0), labels)
-    part = thresholds.describe_calibration(cooled, 3.0)
+    labels, sure = drawn_from(logits, 1), softmax(logits * 3, -1)
+    part = thresholds.describe_calibration(predictions_of(CLASSES.cool(sure, 3.0), labels), 3.0)
+    before = scores_of(sure, labels)["ece"]
     assert part["temperature"] == 3.0
-    is_correct = sure.argmax(-1) == labels
-    confidences = sure.max(-1, keepdims=True)
-    before = expected_calibration_error(confidences, is_correct[:, None], np.ones(800))
     assert part["ece_before"] == pytest.approx(before, abs=1e-6)
     assert part["ece_after"] < 0.05 < part["ece_before"]
 
