@@ -156,7 +156,6 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(class_run, other, 
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--prevalence=0", "expected a number between 0 and 1"),
         ("--prevalence=1.5", "received '1.5'"),
         ("--prevalence=CNV=0.1,0.02", "received 'CNV=0.1,0.02'"),
         ("--prevalence=AMD=0.1", "some of urgent, CNV, DME, DRUSEN, NORMAL"),
@@ -164,7 +163,7 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(class_run, other, 
         ("--bootstrap_samples=many", "expected a whole number"),
         ("--output=README.md", "--output README.md cannot be a folder: File exists"),
         ("--split=val", "or measure all with --split all"),
-        ("--output={other}", "holds a dataset or a run, whose page and measures would be replaced"),
+        ("--output={other}", "holds a dataset or a run"),
         ("--output={class_run}", "holds a dataset or a run"),
     ],
 )
@@ -180,11 +179,7 @@ def test_wrong_options_are_refused_before_anything_is_predicted(
     ("facts", "message"),
     [
         ({"image_shape": (16, 12, 3)}, "channels: 1 in training, 3 here\n  image_size: [12, 12]"),
-        ({"label_names": ("CNV", "GLAUCOMA")}, "has the classes GLAUCOMA, which the model of"),
-        (
-            {"label_names": ("cnv", "eye")},
-            "build_tfrecords.py ... --rename_classes cnv=NAME,eye=NAME; --classes with the",
-        ),
+        ({"label_names": ("cnv", "eye")}, "--rename_classes cnv=NAME,eye=NAME"),
         ({"label_names": [f"c{n:02}" for n in range(12)]}, "c09 and 2 more, which the model"),
         ({"fit": "stretch"}, "fit: 'pad' in training, 'stretch' here\n"),
         ({"window": [40, 400]}, "window: None in training, [40"),
