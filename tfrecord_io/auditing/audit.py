@@ -48,12 +48,9 @@ _MANY_CLASSES = 100
 
 #: What the audit cannot see; every report lists it.
 LIMITS = (
-    "Patients are known by file names, a table or DICOM tags. One person with two names is not "
-    "noticed.",
-    "Near duplicates are found if they were saved again, brightened, dimmed or resized. Cropped, "
-    "turned, mirrored and heavily edited copies are not looked for.",
-    "Near duplicates of one patient in one split under one label are not looked for, because scans "
-    "of one eye look alike.",
+    "Patients are known by names, a table or DICOM tags. One person with two names is two.",
+    "Copies that were cropped, turned, mirrored or heavily edited are not looked for.",
+    "Near duplicates of one patient, split and label are not either: scans of an eye look alike.",
     "The audit does not check whether the labels are medically right.",
 )
 

@@ -49,8 +49,7 @@ _BORDERS = ("0 %", "up to 10 %", "10 to 30 %", "over 30 %")
 #: category. A last category without a text stands for all rare values.
 Facts = dict[str, tuple[np.ndarray, Sequence[str]]]
 
-#: Smallest number of patients of each class for a reliable result. With fewer, the result depends
-#: more on these patients than on the class.
+#: With fewer patients of a class, the result depends more on these than on the class.
 MIN_GROUPS = 10
 
 
@@ -77,11 +76,6 @@ class Shortcuts:
     giveaways: tuple[tuple[str, str, int, int], ...]
     min_groups: int
 
-    @property
-    def reliable(self) -> bool:
-        """Whether every class has enough patients for the numbers to mean something."""
-        return self.min_groups >= MIN_GROUPS
-
 
 def check_shortcuts(examined: Examined) -> Iterator[Finding]:
     """Yields how well facts about the files, without their pixels, predict the class or a label."""
@@ -101,7 +95,9 @@ def check_shortcuts(examined: Examined) -> Iterator[Finding]:
     if not measured:
         return
     # The label that is predicted best. One of few patients can be predicted by chance.
-    result, what, names = max(measured, key=lambda entry: (entry[0].reliable, entry[0].low))
+    result, what, names = max(
+        measured, key=lambda entry: (entry[0].min_groups >= MIN_GROUPS, entry[0].low)
+    )
     examined.measures["shortcuts"] = dataclasses.asdict(result) | {"predicted": what}
     units, gain = examined.joined.units, result.low - result.chance
     ranked = sorted(result.by_signal.items(), key=lambda item: (-item[1], item[0]))
@@ -117,7 +113,7 @@ def check_shortcuts(examined: Examined) -> Iterator[Finding]:
         f"{', '.join(f'{name} {value:.0%}' for name, value in ranked)}."
     )
     often = f"({result.accuracy:.0%} right without pixels, guessing {result.chance:.0%})"
-    if not result.reliable:
+    if result.min_groups < MIN_GROUPS:
         found = note
         title = f"Too few {units} to say whether facts about the files predict the {what}"
         text += f" One class has {result.min_groups} {units}; {MIN_GROUPS} are needed."

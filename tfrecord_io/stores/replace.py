@@ -34,7 +34,7 @@ def beside(folder: Folder) -> Folder:
 
 
 def waiting(folder: Folder) -> Folder:
-    """Returns the folder, now empty, in which new content waits for `take`."""
+    """Returns the folder, now empty, in which new content waits for `complete`."""
     aside = beside(folder)
     drop(folder)
     if not aside.remote:

@@ -3,9 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -17,18 +14,6 @@ from tfrecord_io.__main__ import main
 from tfrecord_io.auditing import audit, verify
 from tfrecord_io.format import manifest
 from tfrecord_io.terminal.flags import command
-
-
-def test_no_thread_of_arrow_is_left_that_could_abort_the_end_of_the_process(built_dataset):
-    script = f"""
-        from pathlib import Path
-        from tfrecord_io.auditing.verify import verify
-        names = lambda: [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-        before = len(names())
-        assert not verify({str(built_dataset)!r})
-        assert len([name for name in names() if "jemalloc" not in name]) <= before
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
 
 
 def a_shard(dataset):
