@@ -25,9 +25,8 @@ from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import Address, is_remote, local_path
 from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.flags import command
+from tfrecord_io.terminal.flags import command, rename_flag
 from tfrecord_io.terminal.printing import counted, differences, listed
-from tfrecord_io.terminal.spelling import rename_flag
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, Seen, expose, read_seen
 from train.extras import occlusion

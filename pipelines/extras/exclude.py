@@ -22,9 +22,8 @@ from pipelines.listing.refs import iterate_refs
 from pipelines.listing.table import read_columns
 from tfrecord_io.decoding.dicom import patient_code
 from tfrecord_io.format.person import person
-from tfrecord_io.terminal.flags import flag
-from tfrecord_io.terminal.printing import counted, listed
-from tfrecord_io.terminal.spelling import found_in, one_form
+from tfrecord_io.terminal.flags import flag, found_in
+from tfrecord_io.terminal.printing import counted, listed, one_form
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

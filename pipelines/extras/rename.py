@@ -12,8 +12,7 @@ from pipelines.listing.images import Images
 from pipelines.listing.options import pairs
 from tfrecord_io.format.kinds import MULTI_LABEL, NONE, SEPARATOR, LabelKind
 from tfrecord_io.terminal.flags import flag
-from tfrecord_io.terminal.printing import listed
-from tfrecord_io.terminal.spelling import in_one_form
+from tfrecord_io.terminal.printing import in_one_form, listed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

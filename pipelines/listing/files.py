@@ -18,8 +18,8 @@ from pipelines.listing.refs import BATCH_ROWS, REF_SCHEMA, RejectedFile
 from pipelines.sources.source import MAX_FILE_BYTES, NOT_PERMITTED, Member
 from tfrecord_io.decoding.preprocess import IMAGE_SUFFIXES, split_frame_path
 from tfrecord_io.format.person import column_in_one_form
+from tfrecord_io.terminal.flags import found_in
 from tfrecord_io.terminal.printing import counted, printable
-from tfrecord_io.terminal.spelling import found_in
 
 # Endings of texts that lie beside images, such as annotations. An unknown ending may be that of an
 # image, as DICOM files have any.

@@ -11,8 +11,8 @@ from pipelines.sources.npz import NpzFile
 from tfrecord_io.format import kinds
 from tfrecord_io.format.examples import SITE
 from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
-from tfrecord_io.terminal.flags import check, flag, names
-from tfrecord_io.terminal.spelling import compiled, in_one_form
+from tfrecord_io.terminal.flags import check, compiled, flag, names
+from tfrecord_io.terminal.printing import in_one_form
 
 #: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
 #: because a patient can appear in several classes.

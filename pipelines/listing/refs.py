@@ -24,7 +24,7 @@ BATCH_ROWS = 65_536
 #: `version` changes when the file changes (a CRC-32, or a time in ns). `frame` is the frame of a
 #: DICOM file or the page of a TIFF, see `preprocess.frame_path`; null for files that are one image.
 #: If a code stands for the path, a further column `name` has the name in the source. If some names
-#: are not in `spelling.one_form`, a column `spelled` has these. What else a table of labels or the
+#: are not in `printing.one_form`, a column `spelled` has these. What else a table of labels or the
 #: tags of DICOM tell is in columns whose names begin with `OTHER`.
 REF_SCHEMA = pa.schema(
     [

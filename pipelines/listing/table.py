@@ -39,8 +39,7 @@ from tfrecord_io.format.examples import OWN, SITE
 from tfrecord_io.format.kinds import CLASSES, NONE, SEPARATOR
 from tfrecord_io.format.person import column_in_one_form, persons
 from tfrecord_io.format.schema import SPLITS
-from tfrecord_io.terminal.printing import counted
-from tfrecord_io.terminal.spelling import one_form
+from tfrecord_io.terminal.printing import counted, one_form
 
 #: The cells of a table, texts or null, by the name of their column.
 Columns = dict[str, pa.ChunkedArray]

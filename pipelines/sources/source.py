@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from tfrecord_io.stores.ahead import map_ahead
-from tfrecord_io.terminal.spelling import one_form
+from tfrecord_io.terminal.printing import one_form
 
 #: A larger file is rejected as not a scan, because reading it could exhaust a worker's memory.
 MAX_FILE_BYTES = 256 * 1024 * 1024
@@ -54,7 +54,7 @@ class Member(NamedTuple):
 
     @property
     def in_one_form(self) -> Member:
-        """The member by its name in `spelling.one_form`, in which the listing compares names."""
+        """The member by its name in `printing.one_form`, in which the listing compares names."""
         name = one_form(self.name)
         return self if name == self.name else self._replace(name=name, spelled=self.name)
 

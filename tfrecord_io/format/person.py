@@ -11,7 +11,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfrecord_io.terminal.spelling import one_form
+from tfrecord_io.terminal.printing import one_form
 
 
 def person(site: str, name: str) -> str:
@@ -32,7 +32,7 @@ def persons(names: pa.Array, sites: pa.Array) -> pa.Array:
 
 
 def column_in_one_form(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Returns a column of texts in `spelling.one_form`."""
+    """Returns a column of texts in `printing.one_form`."""
     # Arrow's own utf8_normalize (25.0) decomposes for NFC, too.
     if pc.all(pc.string_is_ascii(texts)).as_py() in (True, None):
         return texts

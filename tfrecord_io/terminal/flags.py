@@ -19,6 +19,8 @@ import difflib
 import functools
 import importlib.util
 import operator
+import re
+import shlex
 import sys
 import types
 import typing
@@ -28,7 +30,7 @@ from typing import Any, NoReturn, TypeVar
 
 from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.errors import MessageError, UserError
-from tfrecord_io.terminal.printing import until_closed
+from tfrecord_io.terminal.printing import printable, until_closed
 
 _Options = TypeVar("_Options")
 
@@ -275,3 +277,38 @@ def fields_of(group: type) -> Sequence[tuple[dataclasses.Field[Any], Any]]:
         if "help" in field.metadata:
             fields.append((field, str if typing.get_origin(hint) is typing.Literal else hint))
     return fields
+
+
+def compiled(flag: str, pattern: str, wanted: str = "") -> re.Pattern[str]:
+    """Returns the pattern of a flag, whose first group is what is `wanted`, if something is.
+
+    Raises:
+        ValueError: naming the flag, if it is not a pattern or has no group.
+    """
+    try:
+        found = re.compile(pattern)
+        if wanted and not found.groups:
+            raise re.error(f"it needs a group in parentheses for the {wanted}")
+    except re.error as error:
+        raise ValueError(f"--{flag} {pattern!r} is not a valid pattern: {error}") from None
+    return found
+
+
+def found_in(path: str, pattern: re.Pattern[str]) -> str | None:
+    """Returns the first group of a pattern in a file's name, or else in its path; None without one.
+
+    >>> found_in("p1/scan-3.png", re.compile("(p[0-9])/")), found_in("17.png", re.compile("(x)"))
+    ('p1', None)
+    """
+    match = pattern.search(path.rpartition("/")[2]) or pattern.search(path)
+    return (match and match.group(1)) or None
+
+
+def rename_flag(names: Mapping[str, str]) -> str:
+    """Returns the flag of a build that gives labels other names, as a shell reads it.
+
+    >>> rename_flag({"no tumor": "no_tumor", "b": "c"})
+    "--rename_classes 'no tumor=no_tumor,b=c'"
+    """
+    pairs = (f"{printable(old)}={printable(new)}" for old, new in names.items())
+    return f"--rename_classes {shlex.quote(','.join(pairs))}"

@@ -1,10 +1,11 @@
-"""What is printed: names from untrusted files made safe, words for counts, and the terminal."""
+"""Texts: one Unicode form, names of untrusted files made safe, words for counts, the terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,29 @@ def no_formula(text: str) -> str:
     Text that begins with `=`, `+`, `-` or `@` gets a quote in front; other text stays.
     """
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+
+
+def one_form(text: str) -> str:
+    r"""Returns text in Unicode's NFC, in which an umlaut is one character.
+
+    >>> one_form("Mu\u0308ller") == "M\u00fcller"
+    True
+
+    macOS writes the names of files in NFD, where it is two. Text enters in this form: from names
+    of files, cells of tables and flags. A file is opened by the name that its folder has.
+    """
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def in_one_form(value: Any) -> Any:
+    """Returns a text, and those in a tuple or mapping, in `one_form`; anything else as it is."""
+    if type(value) is str:  # an `Address` is opened as it was given
+        return one_form(value)
+    if type(value) is tuple:
+        return tuple(map(in_one_form, value))
+    if type(value) is dict:
+        return {in_one_form(name): in_one_form(part) for name, part in value.items()}
+    return value
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.printing import listed, printable
-from tfrecord_io.terminal.spelling import compiled, found_in, one_form
+from tfrecord_io.terminal.flags import compiled, found_in
+from tfrecord_io.terminal.printing import listed, one_form, printable
 from train.data.seen import FILE_NAME, read_seen
 from train.machine import console
 from train.results.classifier import Classifier, Prediction, answered
