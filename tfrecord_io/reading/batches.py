@@ -110,22 +110,16 @@ def make_batches(
 
 def _only_reader() -> int:
     """Returns 1; raises ValueError if TF_CONFIG names several workers."""
-    try:
-        config = json.loads(os.environ.get("TF_CONFIG") or "{}")
-        cluster, this = config.get("cluster") or {}, config.get("task") or {}
-        workers = [
-            (job, i) for job in ("chief", "worker") for i in range(len(cluster.get(job, ())))
-        ]
-        index = workers.index((str(this["type"]), int(this["index"]))) if this else 0
-    except (ValueError, TypeError, AttributeError, KeyError):
-        return 1  # not a cluster that tf.distribute can read; or the evaluator, which is alone
-    if len(workers) < 2:
-        return 1
-    raise ValueError(
-        f"TF_CONFIG names {len(workers)} workers, which would all read the same examples; give "
-        f"num_replicas={len(workers)}, replica_index={index} here (1 and 0 to read all on each), "
-        "and see docs/reader.md for fit"
-    )
+    config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    cluster, task = config.get("cluster", {}), config.get("task", {})
+    num_workers = sum(len(cluster.get(job, ())) for job in ("chief", "worker"))
+    if num_workers > 1 and task.get("type") != "evaluator":  # which reads alone
+        raise ValueError(
+            f"TF_CONFIG names {num_workers} workers, which would all read the same examples; give "
+            f"num_replicas={num_workers} and replica_index=0..{num_workers - 1} here (or 1 and 0 "
+            "to read all on each), and see docs/reader.md for fit"
+        )
+    return 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
