@@ -3,7 +3,7 @@
 import pytest
 from marked_images import QUICK, flags, history_of, metrics_of, run_script
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import dataclasses
-import importlib.util
 import json
 import math
 import sys
@@ -30,50 +29,34 @@ def run_variants(data, variants, **variables):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-VARIANTS = [{**recipe, "gpus": gpus} for recipe in (QUICK, ALL_ON) for gpus in (1, 2)]
-
-
-@pytest.fixture(scope="module")
-def runs(data):
-    return run_variants(data, VARIANTS)
-
-
-def check_agreement(one, two):
-    assert (one["replicas"], two["replicas"]) == (1, 2)
-    # Three epochs of 30 in batches of 8: the last batch is ragged, with 2 examples.
-    assert one["counts"] == two["counts"] == [8.0] * 11 + [2.0]
-    assert np.isfinite(one["losses"]).all()
-    assert one["losses"][0] != pytest.approx(one["losses"][-1], rel=1e-3)
-    np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-4)
-    assert len(one["probabilities"]) == NUM_EXAMPLES["test"]
-    np.testing.assert_allclose(two["probabilities"], one["probabilities"], atol=1e-4)
-
-
 @pytest.mark.slow
-def test_one_and_two_replicas_agree_also_with_all_that_the_recipe_has(runs):
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_one_and_two_replicas_agree_also_with_all_that_the_recipe_has(data, backend):
     """Augmentation, MixUp, smooth labels, class weights, AdamW, cosine and moving average."""
-    check_agreement(runs[0], runs[1])
-    check_agreement(runs[2], runs[3])
+    pytest.importorskip(backend)
+    variants = [{**recipe, "gpus": gpus} for recipe in (QUICK, ALL_ON) for gpus in (1, 2)]
+    runs = run_variants(data, variants, KERAS_BACKEND=backend)
+    for one, two in (runs[:2], runs[2:]):
+        assert (one["replicas"], two["replicas"]) == (1, 2)
+        assert one["num_traces"] == two["num_traces"] == 1
+        # Three epochs of 30 in batches of 8: the last batch is ragged, with 2 examples.
+        assert one["counts"] == two["counts"] == [8.0] * 11 + [2.0]
+        assert np.isfinite(one["losses"]).all()
+        assert one["losses"][0] != pytest.approx(one["losses"][-1], rel=1e-3)
+        np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-4)
+        assert len(one["probabilities"]) == NUM_EXAMPLES["test"]
+        np.testing.assert_allclose(two["probabilities"], one["probabilities"], atol=1e-4)
     assert runs[2]["losses"] != pytest.approx(runs[0]["losses"], rel=1e-2)
-    assert [run["num_traces"] for run in runs] == [1] * len(VARIANTS)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
-def test_one_and_two_replicas_agree_on_jax(data):
-    runs = run_variants(data, VARIANTS, KERAS_BACKEND="jax")
-    check_agreement(*runs[:2])
-    check_agreement(*runs[2:])
-    assert [run["num_traces"] for run in runs] == [1] * 4
-
-
-@pytest.mark.slow
-def test_the_first_steps_are_those_of_keras_fit(runs, data):
+def test_the_first_steps_are_those_of_keras_fit(data):
     """An independent computation of the same thing: Keras' own loop on the same batches."""
     import tensorflow as tf
 
     import tfrecord_io
 
+    losses = run_variants(data, [QUICK | {"gpus": 1}])[0]["losses"]
     manifest = tfrecord_io.Manifest.load(data)
     keras.utils.set_random_seed(1)
     config = TrainConfig.of(data=str(data), seed=1, **QUICK)
@@ -88,7 +71,7 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
     for step, (images, labels) in enumerate(dataset):
         # Before the update, like the loss of a training step.
         expected = network.logits.evaluate(images, labels, verbose=0)
-        assert runs[0]["losses"][step] == pytest.approx(expected, rel=1e-3)
+        assert losses[step] == pytest.approx(expected, rel=1e-3)
         network.logits.fit(
             images, labels, sample_weight=tf.linalg.matvec(labels, weights), verbose=0,
             batch_size=8,
