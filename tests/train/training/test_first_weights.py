@@ -16,17 +16,8 @@ from train.training.first_weights import FirstWeights
 
 def network_of(kind, names, *, seed=0, size=12):
     keras.utils.set_random_seed(seed)
-    options = NetworkOptions(model="convnet", weights="none")
-    stored = Pixels(shape=(size, size, 1))
+    options, stored = NetworkOptions(model="convnet", weights="none"), Pixels(shape=(size, size, 1))
     return build_network(options, stored, num_classes=len(names), task=task_of(kind), seed=seed)
-
-
-def finished_run(folder, kind, names):
-    network = network_of(kind, names)
-    folder.mkdir(exist_ok=True)
-    facts = {"label_names": names, **kind.entry}
-    save_checkpoint(folder / BEST_NAME, {"model": network.model.variables}, facts)
-    return network
 
 
 def first_of(folder, kind, names):
@@ -36,24 +27,25 @@ def first_of(folder, kind, names):
 
 @pytest.mark.parametrize("kind", [kinds.CLASSES, kinds.GRADES, kinds.MULTI_LABEL])
 def test_each_kind_answers_for_a_name_as_before_whatever_its_place(tmp_path, kind):
-    old = finished_run(tmp_path, kind, ("mild", "severe", "none"))
-    ours = ("none", "moderate", "mild")
-    first, new = first_of(tmp_path, kind, ours), network_of(kind, ours, seed=1)
+    theirs, ours = ("mild", "severe", "none"), ("none", "moderate", "mild")
+    old, new = network_of(kind, theirs), network_of(kind, ours, seed=1)
+    facts = {"label_names": theirs, **kind.entry}
+    save_checkpoint(tmp_path / BEST_NAME, {"model": old.model.variables}, facts)
     images = np.random.default_rng(0).uniform(0, 255, (4, 12, 12, 1)).astype(np.float32)
     untrained = new.logits.get_layer("logits").kernel.numpy()[:, 1]
+    first = first_of(tmp_path, kind, ours)
     first.load(new)
     before, after = (np.asarray(each.logits(images)) for each in (old, new))
     np.testing.assert_allclose(after[:, [0, 2]], before[:, [2, 0]], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(new.logits.get_layer("logits").kernel.numpy()[:, 1], untrained)
-
-
-def test_weights_of_another_network_or_without_names_are_refused(tmp_path):
-    finished_run(tmp_path, kinds.CLASSES, ("a", "b"))
-    first = first_of(tmp_path, kinds.CLASSES, ("b", "c"))
     with pytest.raises(UserError, match="must be those of that run; leave --model out"):
-        first.load(network_of(kinds.CLASSES, ("b", "c"), size=16))
-    save_checkpoint(tmp_path / BEST_NAME, {"model": []}, {"epoch": 1})
-    for content in ((tmp_path / BEST_NAME).read_bytes(), b"PK"):
-        (tmp_path / BEST_NAME).write_bytes(content)
-        with pytest.raises(UserError, match="missing or damaged"):
-            first_of(tmp_path, kinds.CLASSES, ("a", "b"))
+        first.load(network_of(kind, ours, size=16))
+
+
+@pytest.mark.parametrize("is_run", [True, False])
+def test_weights_without_names_and_damaged_ones_are_refused(tmp_path, is_run):
+    (tmp_path / BEST_NAME).write_bytes(b"PK")
+    if is_run:
+        save_checkpoint(tmp_path / BEST_NAME, {"model": []}, {"epoch": 1})
+    with pytest.raises(UserError, match="missing or damaged"):
+        first_of(tmp_path, kinds.CLASSES, ("a", "b"))
