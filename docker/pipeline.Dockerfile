@@ -1,20 +1,18 @@
-# The build job in one image: a worker of Dataflow, Flink and Spark (Beam's boot program), the
-# launcher of a Dataflow flex template, and the plain command.
+# The build job in one image: a worker of Dataflow, Flink and Spark (Beam's boot program), and the
+# plain command.
 #
 #   docker build --file docker/pipeline.Dockerfile --tag scan-tfrecords-pipeline .
 #   docker run --rm --user "$(id -u):$(id -g)" --volume "$PWD/data:/data" --entrypoint python \
 #       scan-tfrecords-pipeline pipelines/build_tfrecords.py \
 #       --input /data/kermany2018.zip --output /data/oct
 #
-# The four bases are pinned by their tags, and can be replaced by a mirror or a digest with
+# The three bases are pinned by their tags, and can be replaced by a mirror or a digest with
 # --build-arg.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11.14-slim-bookworm
 ARG COMPILER_IMAGE=docker.io/library/python:3.11.14-bookworm
 ARG BEAM_IMAGE=docker.io/apache/beam_python3.11_sdk:2.77.0
-ARG LAUNCHER_IMAGE=gcr.io/dataflow-templates-base/python311-template-launcher-base:20240812-rc01
 
 FROM ${BEAM_IMAGE} AS beam
-FROM ${LAUNCHER_IMAGE} AS launcher
 
 # The wheel, with the kernel in C: the slim image has no compiler.
 FROM ${COMPILER_IMAGE} AS wheel
@@ -44,13 +42,11 @@ FROM ${PYTHON_IMAGE}
 ENV PATH=/opt/venv/bin:${PATH} \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
-    RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1 \
-    FLEX_TEMPLATE_PYTHON_PY_FILE=/app/pipelines/build_tfrecords.py
+    RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1
 WORKDIR /app
 COPY --from=beam /opt/apache/beam/boot /opt/apache/beam/boot
-COPY --from=launcher /opt/google/dataflow/python_template_launcher /opt/google/dataflow/python_template_launcher
 COPY --from=install /opt/venv /opt/venv
 COPY pipelines/build_tfrecords.py pipelines/build_tfrecords.py
-# No USER: Dataflow mounts folders of root into its workers, and its launcher writes to /var/log.
+# No USER: Dataflow mounts folders of root into its workers.
 # The plain command needs no root: start it with --user, as above.
 ENTRYPOINT ["/opt/apache/beam/boot"]

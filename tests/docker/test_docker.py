@@ -3,7 +3,6 @@
 docs/containers.md says how they were built for real, and what of it was not.
 """
 
-import json
 import re
 import shutil
 import subprocess
@@ -13,11 +12,7 @@ from pathlib import Path
 import builds
 import pytest
 
-from pipelines.engine import engine
-from pipelines.options import FLAG_NAMES
-
 DOCKERFILES = sorted((builds.ROOT / "docker").glob("*.Dockerfile"))
-METADATA = builds.ROOT / "docker" / "metadata.json"
 
 
 def copied_paths(dockerfile):
@@ -70,33 +65,3 @@ def test_all_requirements_pin_the_same_versions():
             r"^([\w.-]+)==(\S+)(?: ; ([^\\]*))?", path.read_text(), re.M
         ):
             assert found.setdefault((name, python), version) == version, (path.name, name)
-
-
-def test_the_flex_template_asks_for_flags_that_exist_and_takes_their_defaults():
-    values = {
-        "source": "archive",
-        "input": "gs://bucket/scans.zip",
-        "output": "gs://bucket/oct",
-        "sdk_container_image": "host/image:1",
-        "splits": "patient",
-        "image_size": "224x200",
-        "channels": "3",
-        "seed": "7",
-        "num_shards": "64",
-        "max_reject_fraction": "0.05",
-    }
-    parameters = json.loads(METADATA.read_text())["parameters"]
-    assert [parameter["name"] for parameter in parameters] == list(values)
-    for parameter in parameters:
-        for regex in parameter.get("regexes", []):
-            assert re.fullmatch(regex, values[parameter["name"]]), parameter["name"]
-    # What the launcher adds on its own.
-    added = ["--runner=DataflowRunner", "--project=some-project", "--region=europe-west4"]
-    added += ["--temp_location=gs://bucket/t", "--staging_location=gs://bucket/s"]
-    added += ["--job_name=oct-1", "--template_location=gs://bucket/t/graph"]
-
-    chosen = builds.parsed([*(f"--{n}={v}" for n, v in values.items()), *added])
-
-    engine.check_flags(chosen.beam_args, FLAG_NAMES)
-    assert chosen.pixels.image_shape == (224, 200, 3)
-    assert chosen.plan.num_shards == 64
