@@ -172,10 +172,18 @@ def test_a_patient_stays_in_the_most_protected_split_alone_or_the_build_is_refus
     assert apply(clean, leaks="fail").refs.num_rows == 4
 
 
-def test_a_kept_split_stays_and_its_patients_leave_the_others():
-    result = apply(LEAKY, keep_split="test")
-    assert result.dropped["reason"].to_pylist() == ["patient_in_test"] * 2
-    assert splits_by(result.refs, "patient")["1"] == {"train", "val"}
+@pytest.mark.parametrize(
+    ("kept", "num_left_out", "still_leaked"),
+    [("test", 2, {"1"}), ("val", 4, set()), ("train", 3, set())]
+)  # fmt: skip
+def test_a_kept_split_stays_and_its_patients_leave_the_others(kept, num_left_out, still_leaked):
+    result = apply(LEAKY, keep_split=kept)
+    assert result.dropped["reason"].to_pylist() == [f"patient_in_{kept}"] * num_left_out
+    found = splits_by(result.refs, "patient")
+    assert {name for name in found if name and len(found[name]) > 1} == still_leaked
+
+
+def test_a_split_that_does_not_exist_cannot_be_kept():
     with pytest.raises(errors.UserError, match="--keep_split holdout"):
         apply(LEAKY, keep_split="holdout")
 
