@@ -103,7 +103,9 @@ def reason_of(error: Exception) -> str:
 
 
 def check_size(width: int, height: int) -> None:
-    """Raises Reject for a picture of more than `MAX_PIXELS`."""
+    """Raises Reject for a picture of more than `MAX_PIXELS`, or of none, which ends the process."""
+    if not width * height:
+        raise Reject("undecodable", f"{width}x{height} pixels")
     if width * height > MAX_PIXELS:
         raise Reject("too_many_pixels", f"{width}x{height} pixels, more than {MAX_PIXELS:,}")
 

@@ -229,6 +229,12 @@ def damaged_png():
     return bytes(data)
 
 
+def tiff_without_rows():
+    data = encoded(GREY, "TIFF")
+    place = data.index(b"\1\1\4\0\1\0\0\0") + 8  # of ImageLength
+    return data[:place] + bytes(4) + data[place + 4 :]
+
+
 REJECTED = {
     "transparency": [nearly_opaque("LA"), nearly_opaque("RGBA")],
     # Signed samples and floats, and spaces of colour that Pillow cannot turn into grey.
@@ -255,7 +261,7 @@ REJECTED = {
         # Formats in which nobody stores scans are not even tried.
         encoded(GREY, "SGI"), b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
     ],
-    "undecodable": [damaged_png(), png()[: png().index(b"IEND") - 6]],
+    "undecodable": [tiff_without_rows(), damaged_png(), png()[: png().index(b"IEND") - 6]],
     "truncated": [jpeg()[: len(jpeg()) * 3 // 4], encoded(GREY, "BMP")[:-100]],
 }  # fmt: skip
 
