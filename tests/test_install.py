@@ -12,7 +12,10 @@ from dataset_factory import write_dataset
 
 pytestmark = pytest.mark.slow
 
-READ = "import sys, tfrecord_io; print(next(tfrecord_io.make_batches(sys.argv[1], 'train', 2)))"
+READ = """
+import sys, tfrecord_io
+print(next(iter(tfrecord_io.make_batches(sys.argv[1], "train", 2)))[0].shape)
+"""
 
 
 @pytest.fixture(scope="module")
