@@ -155,6 +155,13 @@ def _configure_jax(options: DeviceOptions) -> Devices:
     parallel = functools.partial(keras.distribution.DataParallel, auto_shard_dataset=False)
     keras.distribution.set_distribution(parallel(devices=devices) if len(devices) > 1 else None)
     on_gpu = devices[0].platform == "gpu"
+    if on_gpu and jax.config.jax_compilation_cache_dir is None:
+        # XLA tries algorithms for each convolution, which takes longer than a short training.
+        # Without a home to write to, every run compiles.
+        with contextlib.suppress(OSError, RuntimeError):
+            home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+            (folder := Path(home, "scan_tfrecords", "xla")).mkdir(parents=True, exist_ok=True)
+            jax.config.update("jax_compilation_cache_dir", str(folder))
     return Devices(
         backend="jax",
         names=tuple(map(str, devices)),
