@@ -136,11 +136,9 @@ CASES = (
          converter="get_dummies"),
     Case("CheXpert: blanks and -1", "small/train/p{1..6}/study1/view1.jpg", "A B", 6, patients=6,
          tables={"l.csv": table("Path,A,B", [f"small/train/p{i}/study1/view1.jpg,{i % 2}.0,"
-                                             f"{('1.0', '-1.0', '')[i % 3]}" for i in N6]),
-                 "made.csv": table("Path,A,B", [f"small/train/p{i}/study1/view1.jpg,{i % 2},"
-                                                f"{i % 3 == 0:d}" for i in N6])},
-         flags=labels("path=Path", f"{BINARY} {PERSON}"), converter="fillna(0).replace(-1, 0)",
-         then=labels("path=Path", f"{BINARY} {PERSON}", "made.csv")),
+                                             f"{('1.0', '-1.0', '')[i % 3]}" for i in N6])},
+         flags=labels("path=Path", f"{BINARY} {PERSON}"),
+         then=labels("path=Path", f"{BINARY} {PERSON} --unknown_labels negative")),
     Case("ISIC 2019: columns of 0 and 1", "in/I_{1..6}.jpg", "A B", 6,
          tables={"l.csv": table("image,A,B", [f"I_{i},{i % 2}.0,{(i + 1) % 2}.0" for i in N6])},
          flags=labels("path=image", BINARY)),

@@ -89,7 +89,13 @@ def with_frames(
             columns.setdefault(f"{OTHER}{name}", pa.array(values, pa.string()))
     refs = pa.table(columns).combine_chunks()
     added = refs.num_rows - num_files + ignored.total()
-    return images.then(refs, Ledger(num_files=added, ignored=ignored))
+    images = images.then(refs, Ledger(num_files=added, ignored=ignored))
+    if num_annotated := sum(header.is_annotated for header in headers):
+        images = images.noted(
+            f"{num_annotated:,} images are of DICOM files that say BurnedInAnnotation YES: text in "
+            "the pixels may name a patient or give a class away"
+        )
+    return images
 
 
 def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:

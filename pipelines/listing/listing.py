@@ -40,7 +40,7 @@ def list_images(
     labels = labels or read_table(options)
     files = read_files(source.members(), options)
     files = files.then(source=source.describe(), identity=options.identity())
-    images = place_by_table(files, labels) if labels else place_by_folders(files, options)
+    images = place_by_table(files, labels, options) if labels else place_by_folders(files, options)
     if options.label_regex:
         images = with_labels_in_names(images, options.label_regex)
     images = without_second_trees(images, source.same_content)

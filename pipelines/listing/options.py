@@ -107,6 +107,12 @@ class ListingOptions:
         parse=names,
         metavar="A,B,...",
     )
+    unknown_labels: str | None = flag(
+        None,
+        "what a blank or a -1 in the --label_columns is: negative, or a reason to drop the image "
+        "(default: an error)",
+        choices=("negative", "drop"),
+    )
     classes: tuple[str, ...] = flag(
         (),
         "classes to use, in the order of their indices; one with a comma in quotes, as in CSV "

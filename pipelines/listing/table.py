@@ -51,6 +51,7 @@ _NO_VALUE = pa.array([*pacsv.ConvertOptions().null_values, "<NA>", "None"])
 _WHOLE = r"^-?(0|[1-9][0-9]*)(\.0)?$"
 
 _TRUE, _FALSE = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no")
+_UNKNOWN = ("-1", "-1.0")
 
 # Signs of several labels in one cell, such as Effusion|Mass or ['Effusion', 'Mass'].
 _SEVERAL = r"[|;\[\]{}]"
@@ -208,7 +209,7 @@ def _texts(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _labels(texts: Columns, options: ListingOptions) -> pa.ChunkedArray:
     """Returns the text of each row's label, see `tfrecord_io.format.kinds`; null without one."""
     if options.label_columns:
-        return _labels_of_truths({name: texts[name] for name in options.label_columns})
+        return _labels_of_truths({name: texts[name] for name in options.label_columns}, options)
     label = texts["label"]
     if options.label_kind == CLASSES and not options.classes:
         several = label.filter(pc.match_substring_regex(label, _SEVERAL)).drop_null()
@@ -221,23 +222,33 @@ def _labels(texts: Columns, options: ListingOptions) -> pa.ChunkedArray:
     return label
 
 
-def _labels_of_truths(columns: Columns) -> pa.ChunkedArray:
+def _labels_of_truths(columns: Columns, options: ListingOptions) -> pa.ChunkedArray:
     """Returns the names of the columns that have a 1 in each row, as one text."""
-    is_true = {}
+    is_true, is_unknown = dict[str, pa.ChunkedArray](), dict[str, pa.ChunkedArray]()
     for name, column in columns.items():
-        cells = pc.utf8_lower(pc.fill_null(column, ""))
-        is_cell = pc.is_in(cells, pa.array(_TRUE + _FALSE))
+        cells = pc.utf8_lower(pc.fill_null(column, _UNKNOWN[0]))
+        is_cell = pc.is_in(cells, pa.array(_TRUE + _FALSE + _UNKNOWN))
         if not pc.all(is_cell).as_py():
             row = is_cell.to_pylist().index(False)
             raise ValueError(
-                f"row {row + 1:,} has {column[row].as_py()!a} in the column {name}; expected 0 or "
-                "1. Where a blank and a -1 are 0, pandas writes it: table[columns] = "
-                "table[columns].fillna(0).replace(-1, 0)"
+                f"row {row + 1:,} has {column[row].as_py()!a} in the column {name}; expected 0 or 1"
             )
-        is_true[name] = pc.is_in(cells, pa.array(_TRUE)).to_pylist()
-    rows = zip(*is_true.values(), strict=True)
+        is_true[name] = pc.is_in(cells, pa.array(_TRUE))
+        is_unknown[name] = pc.is_in(cells, pa.array(_UNKNOWN))
+    counts = {name: pc.sum(cells).as_py() or 0 for name, cells in is_unknown.items()}
+    if any(counts.values()) and not options.unknown_labels:
+        shown = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+        raise ValueError(
+            f"cells of --label_columns are blank or -1: {shown}. Say with --unknown_labels what "
+            "these are: negative, or drop to leave the images out"
+        )
+    rows = zip(*(cells.to_pylist() for cells in is_true.values()), strict=True)
     texts = [SEPARATOR.join(itertools.compress(columns, row)) or NONE for row in rows]
-    return pa.chunked_array([texts], pa.string())
+    label = pa.chunked_array([texts], pa.string())
+    if options.unknown_labels == "drop":
+        for cells in is_unknown.values():
+            label = pc.if_else(cells, None, label)
+    return label
 
 
 def _splits(names: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -273,11 +284,11 @@ def files_of(names: Sequence[str], paths: Sequence[str]) -> list[Sequence[int]]:
     return found
 
 
-def place_by_table(files: Images, labels: LabelTable) -> Images:
+def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -> Images:
     """Returns the files to which a table gives a label, of `REF_SCHEMA`, with its other columns.
 
     A file that looks like an image and has no row is a reject. Rows without a file are counted in a
-    note.
+    note. Where a cell of `--label_columns` is unknown, the image is counted as ignored.
 
     Raises:
         errors.UserError: if a row means several files, two rows mean one, or no row means a file.
@@ -304,12 +315,15 @@ def place_by_table(files: Images, labels: LabelTable) -> Images:
     known = files.table.take(pa.array(places, pa.int64()))
     has_label = pc.is_valid(rows["label"])
     without = known.filter(pc.invert(has_label))["name"].to_pylist()
-    detail = f"its row in {labels.name} has no label"
-    ledger = Ledger(rejects=tuple(RejectedFile(name, "no_label", detail) for name in without))
-    people = dict[str, str]()
-    if "patient" in rows.column_names:
-        some = rows.filter(pc.invert(has_label))["patient"].to_pylist()
-        people = {name: who for name, who in zip(without, some, strict=True) if who}
+    ledger, people = Ledger(), dict[str, str]()
+    if options.label_columns:
+        ledger += Ledger(ignored=collections.Counter(unknown_label=len(without)))
+    else:
+        detail = f"its row in {labels.name} has no label"
+        ledger += Ledger(rejects=tuple(RejectedFile(n, "no_label", detail) for n in without))
+        if "patient" in rows.column_names:
+            some = rows.filter(pc.invert(has_label))["patient"].to_pylist()
+            people = {name: who for name, who in zip(without, some, strict=True) if who}
     # A file without a row counts as an image if one with a row has the same ending. The files of a
     # DICOM export have none.
     endings = {ending_of(names[place]) for place in places}

@@ -41,7 +41,7 @@ _DEFLATED = b"1.2.840.10008.1.2.1.99"
 _HEADER_TAGS = (
     "ImageType", "SOPClassUID", "Modality", "ManufacturerModelName", "PatientID",
     "IssuerOfPatientID", "StudyInstanceUID", "SeriesInstanceUID", "Laterality", "ImageLaterality",
-    "NumberOfFrames",
+    "NumberOfFrames", "BurnedInAnnotation",
 )  # fmt: skip
 
 _IDS = ("PatientID", "StudyInstanceUID", "SeriesInstanceUID")
@@ -95,6 +95,7 @@ class Header:
         laterality: `L`, `R` or `B`.
         device: the model's name.
         kind: `enhanced_sr` and the like if it is not a picture of a patient; else empty.
+        is_annotated: whether the file says that text is burned into its pixels.
     """
 
     num_frames: int = 1
@@ -105,6 +106,7 @@ class Header:
     laterality: str | None = None
     device: str | None = None
     kind: str = ""
+    is_annotated: bool = False
 
 
 class Frame(NamedTuple):
@@ -193,6 +195,7 @@ def read_header(start: bytes) -> Header | None:
             laterality=texts["ImageLaterality"] or texts["Laterality"] or None,
             device=texts["ManufacturerModelName"] or None,
             kind=_ignored_kind(texts["SOPClassUID"], tags.get("ImageType") or ()),
+            is_annotated=texts["BurnedInAnnotation"].upper() == "YES",
         )
         # pydicom stops before the first tag behind the header, or at the end of the bytes.
         if file.tell() < len(start) or header.kind:

@@ -7,7 +7,7 @@ import pytest
 from builds import build_here, bytes_read, csv_rows, rows_of
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, pack, png, scans_of, write_tree
-from listed import list_files, list_source
+from listed import list_files, list_source, notes_of
 from PIL import Image
 from pydicom.data import get_testdata_file
 from tiff_files import tiff_file
@@ -33,6 +33,13 @@ folder = scans_of(lambda: {
     "DME/two.gif": encoded(grey_pixels(), "GIF", save_all=True,
                            append_images=[Image.fromarray(grey_pixels(1))]),
 })  # fmt: skip
+
+
+def test_files_that_say_that_text_is_burned_in_are_counted_in_a_note():
+    said = [{(0x0028, 0x0301, "CS"): text} for text in ("YES", "NO", "YES")]
+    files = {f"{c}/{k}.dcm": dicom_file(grey_pixels(k), tags)
+             for c in ("CNV", "DME") for k, tags in enumerate(said)}  # fmt: skip
+    assert "4 images" in notes_of(list_files(files))
 
 
 def test_every_frame_of_dicom_is_an_image_and_other_files_of_several_pictures_are_rejects(

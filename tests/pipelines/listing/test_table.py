@@ -108,16 +108,21 @@ def test_a_cell_that_cannot_be_is_refused(tmp_path, change, message):
     assert column(read(named, classes=("wet; active",)), "label") == ["wet; active"]
 
 
-def test_columns_of_0_and_1_are_several_labels_and_all_else_is_refused(tmp_path):
-    rows = [{"path": f"scan{k}.png", "Edema": f"{k % 2}.0", "Mass": k // 2} for k in range(4)]
-    path, flags = tmp_path / "a.csv", {"label_columns": ("Edema", "Mass")}
-    listing = list_files(drawn("scan{0..3}.png"), labels=table_in(path, rows), **flags)
-    assert listing.table["label"].to_pylist() == ["none", "Edema", "Mass", "Edema|Mass"]
-    assert listing.label_names == ("Edema", "Mass")
-    for cell in ("", "-1.0", "x"):
-        table_in(path, [rows[0], rows[1] | {"Edema": cell}])
-        with pytest.raises(errors.UserError, match=r"row 2 .* in the column Edema; .*fillna\(0\)"):
-            read(path, **flags)
+@pytest.mark.parametrize(("unknown", "wanted", "ignored"), [
+    ("negative", ["Edema", "Mass", "none", "none"], 0), ("drop", ["Edema", "none"], 2)
+])  # fmt: skip
+def test_one_flag_says_what_a_blank_and_a_minus_one_are(tmp_path, unknown, wanted, ignored):
+    cells = [("1.0", "0"), ("", "1"), ("0.0", "-1.0"), ("0", "0")]
+    rows = [{"path": f"scan{k}.png", "Edema": a, "Mass": b} for k, (a, b) in enumerate(cells)]
+    path, flags = table_in(tmp_path / "a.csv", rows), {"label_columns": ("Edema", "Mass")}
+    listing = list_files(drawn("scan{0..3}.png"), labels=path, unknown_labels=unknown, **flags)
+    assert listing.table["label"].to_pylist() == wanted
+    assert listing.ledger.ignored.get("unknown_label", 0) == ignored
+    with pytest.raises(errors.UserError, match=r"Edema 1, Mass 1\b.*--unknown_labels"):
+        read(path, **flags)
+    table_in(path, [rows[0], rows[0] | {"Edema": "x"}])
+    with pytest.raises(errors.UserError, match="row 2 has 'x' in the column Edema"):
+        read(path, **flags)
 
 
 def test_columns_may_have_other_names_and_some_are_left_out(tmp_path):
