@@ -140,19 +140,20 @@ def make_dataset(
         cache_dir=cache_dir,
         cache_gb=cache_gb,
     )
-    _keep_freed_memory()
     # A function that is traced keeps the tensor of a dataset, but not the object.
     is_traced = not tf.executing_eagerly()
     # Iterators are started and stopped in eager mode, whatever function calls this one.
     with tf.init_scope(), tf.device("CPU:0"):
-        return _dataset(batches, is_traced)
+        dataset = _dataset(batches, is_traced)
+    _keep_freed_memory()
+    return dataset
 
 
-@functools.cache
 def _keep_freed_memory() -> None:
     """Lets malloc of glibc keep the memory of batches, unless the user has set it up.
 
-    Otherwise each batch gets new pages from the system, which take longer than the gather does.
+    Otherwise each batch gets new pages from the system, which take longer than the gather does. It
+    is called for each dataset, because TensorFlow's own `GeneratorDataset` sets the opposite.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
