@@ -42,17 +42,6 @@ def test_a_side_fact_that_goes_with_the_class_is_measured_and_named():
     assert ("original size", "512×496", 1, 200) in found.giveaways
 
 
-def test_side_facts_that_have_nothing_to_do_with_the_class_tell_no_more_than_chance():
-    generator = np.random.default_rng(0)
-    labels = generator.integers(0, 4, 2000)
-    brightness, tables = generator.normal(60, 10, 2000), generator.integers(1, 4, 2000)
-    patients = [str(n // 5) for n in range(2000)]
-    table = pa.table({"patient": patients, "brightness": brightness, "quantization": tables})
-    found = measured(table, labels)
-    assert found.low < found.chance < found.high
-    assert found.giveaways == ()
-
-
 def test_volumes_of_unknown_patients_tell_no_more_than_chance():
     generator = np.random.default_rng(0)
     studies = np.repeat(np.arange(24), 9)

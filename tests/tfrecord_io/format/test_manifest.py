@@ -62,13 +62,6 @@ def test_a_manifest_reads_back_as_it_was(counts, shape, labels):
     assert Manifest.from_json(written.to_json()) == written
 
 
-def test_a_manifest_shows_in_one_line_what_is_in_the_dataset():
-    made = make_manifest({"train": [(3, 2, 1, 0)], "test": [(1, 1, 1, 1)]})
-    shown = "<Manifest of scans: 4x6x1; CNV, DME, DRUSEN, NORMAL; examples: train 6, test 4>"
-    assert repr(made) == shown
-    assert (made.num_examples, made.num_bytes) == (10, 10 * made.layout.stride)
-
-
 def test_several_splits_are_one_whose_parts_follow_each_other():
     together = A_MANIFEST.split(("train", "test"))
     train, test = A_MANIFEST.split("train"), A_MANIFEST.split(["test"])

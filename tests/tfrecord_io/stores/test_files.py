@@ -61,13 +61,3 @@ def test_a_private_file_is_its_owners_alone_and_not_opened_through_a_link(tmp_pa
     (tmp_path / "link").symlink_to("new")
     with pytest.raises(OSError, match="symbolic links"):
         files.open_private(tmp_path / "link", os.O_RDWR)
-
-
-def test_a_long_part_of_a_file_is_announced_in_pieces_that_linux_does_not_cut(monkeypatch):
-    told = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda *told_now: told.append(told_now))
-    files.announce(7, 100, 300_000)
-    assert [(start, length) for _, start, length, _ in told] == [
-        (100, 131_072), (131_172, 131_072), (262_244, 37_856),
-    ]  # fmt: skip
-    assert {(file, advice) for file, _, _, advice in told} == {(7, os.POSIX_FADV_WILLNEED)}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import os
 import re
 import sys
@@ -16,7 +15,6 @@ from tfrecord_io.terminal.flags import (
     Parser,
     add_flags,
     check,
-    command,
     flag,
     from_flags,
     given,
@@ -82,14 +80,6 @@ def test_flags_that_are_unknown_are_returned_for_beam():
     assert (given(Options, found), rest) == ({"rate": 2.0}, ["--runner=x", "--optim", "y"])
 
 
-def test_help_shows_each_text_with_its_default_once():
-    text = " ".join(parser().format_help().split())
-    assert "folder of 100 % of the data --names" in text
-    assert "--optimizer {sgd,adam,adamw} update rule (default: adam)" in text
-    assert "step size (default: a half) --share" in text
-    assert "resolved" not in text
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -104,24 +94,6 @@ def test_help_shows_each_text_with_its_default_once():
 def test_a_wrong_value_is_one_line_with_the_flag_and_what_was_expected(words, message):
     with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
         read(*words)
-
-
-def test_values_from_elsewhere_are_checked_as_flags_are():
-    with pytest.raises(ValueError, match="--lr must be at least 0"):
-        Options(rate=math.nan)
-
-
-@pytest.mark.parametrize(
-    ("program", "train", "verify"),
-    [
-        ("no/bin/scan-tfrecords", "scan-tfrecords train", "scan-tfrecords verify"),
-        ("scan_tfrecords.py", "python scan_tfrecords.py train", "python scan_tfrecords.py verify"),
-        ("train/run.py", "python train/run.py", "python -m tfrecord_io verify"),
-    ],
-)
-def test_advice_names_commands_as_the_user_calls_them(program, train, verify, monkeypatch):
-    monkeypatch.setattr("sys.argv", [program])
-    assert (command("train"), command("verify")) == (train, verify)
 
 
 # ---- commands
