@@ -5,7 +5,6 @@ import csv
 import hashlib
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -154,11 +153,6 @@ def run_command(
     return done
 
 
-def run_build(source: Path, output: Path, *more: str, **options: object):
-    """Builds as a user does; returns what the process wrote and its exit code."""
-    return run_command(command(source, output, *more), **options)
-
-
 @contextlib.contextmanager
 def started(words: Sequence[str], **settings: object) -> Iterator[subprocess.Popen[str]]:
     """Starts a command as the leader of a process group, which is killed at the end."""
@@ -245,11 +239,6 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, object]], delimiter: str =
         writer.writeheader()
         writer.writerows(rows)
     return path
-
-
-def bytes_read() -> int:
-    """Returns the bytes that this process has read, also of files that the system keeps at hand."""
-    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
 
 
 def files_of(directory: Path) -> dict[str, bytes]:

@@ -89,13 +89,3 @@ def test_an_anonymous_build_on_remote_workers_writes_the_same_bytes_and_no_name(
     for text in (done.stdout, done.stderr, (tmp_path / "pool" / "log").read_text()):
         assert "0123456789abcdef" not in text
     assert not [path for path in (tmp_path / "remote").iterdir() if b".jpeg" in path.read_bytes()]
-
-
-def test_a_failure_that_a_remote_worker_finds_reaches_the_user_as_one_line(
-    source_tree, tmp_path, job_service
-):
-    flags = portable_flags(job_service, "--environment_type=LOOPBACK")
-    done = builds.run_build(source_tree, tmp_path / "out", "--max_reject_fraction=0", *flags)
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: 1 of 27 images were rejected")

@@ -18,16 +18,6 @@ def test_classes_are_chosen_in_their_order_and_the_others_counted():
         list_files(TREE, classes=("CNV", "AMD"))
 
 
-def test_the_layout_tells_the_names_of_each_level_and_how_many_images_they_have():
-    assert list_files(TREE).layout == (
-        ("split", "2: test 6, train 6"), ("class", "3: CNV 4, DME 4, NORMAL 4")
-    )  # fmt: skip
-    files = drawn("{CNV,DME}_p{1..9}.png")
-    listing = list_files(files, label_regex="^([A-Z]+)_", patient_regex=r"(p\d)")
-    shown = "9: p1 2, p2 2, p3 2, p4 2, p5 2, p6 2 and 3 more"
-    assert listing.layout == (("class in names", "2: CNV 9, DME 9"), ("patient in names", shown))
-
-
 @pytest.mark.parametrize(("tree", "wanted"), [
     ("{train,val}/x/{CNV,DME}_{1..2}.png", {("train", "CNV"), ("val", "DME")}),
     ("train/{CNV,DME}_1.png", {("train", "CNV"), ("train", "DME")}),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_files import under
-from listed import drawn, list_files, members_of, notes_of, places, reasons
+from listed import drawn, list_files, members_of, places, reasons
 
 from pipelines import errors
 from pipelines.sources.source import MAX_FILE_BYTES, Member
@@ -65,13 +65,6 @@ def test_patterns_that_leave_everything_out_are_named():
             list_files(TREE, **flags)
     listing = list_files(TREE, exclude_regex="CNV/1")
     assert (listing.ledger.excluded, listing.ledger.notes) == (3, ())
-
-
-def test_a_file_of_another_kind_is_named_with_its_converter():
-    listing = list_files({**TREE, "volumes/a.nii": b"", "volumes/b.nii": b""})
-    assert "2 files such as volumes/a.nii: a volume or an array " in notes_of(listing)
-    with pytest.raises(errors.UserError, match="a volume or an array"):
-        list_files({"p1/a.nii": b"", "p2/b.nii": b""})
 
 
 FOLDERS = st.sampled_from(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builds import build_here, bytes_read, csv_rows, rows_of
+from builds import build_here, csv_rows, rows_of
 from dicom_files import dicom_file
-from image_files import encoded, grey_pixels, pack, png, scans_of, write_tree
+from image_files import encoded, grey_pixels, png, scans_of, write_tree
 from listed import list_files, list_source, notes_of
 from PIL import Image
 from pydicom.data import get_testdata_file
@@ -58,22 +58,6 @@ def test_every_frame_of_dicom_is_an_image_and_other_files_of_several_pictures_ar
         "CNV/volume.dcm#frame-3": "path_conflict",
     }  # fmt: skip
     assert Manifest.load(built).counts["files"] == 10
-
-
-@pytest.mark.parametrize("name", ["in", "in.zip"])
-def test_only_the_bytes_of_a_frame_are_read_to_build_it(tmp_path, folder, name):
-    build_here(
-        folder, tmp_path / "first", "--max_reject_fraction=0.5"
-    )  # what it imports is read now
-    pixels = np.stack([grey_pixels(seed, 200, 200) for seed in range(20)])
-    source = pack(tmp_path / name, {"CNV/a.dcm": dicom_file(pixels), "DME/picture.png": png()})
-    before = bytes_read()
-    output = build_here(source, tmp_path / "out")
-    # The whole file for each frame would be twenty times its size.
-    assert bytes_read() - before < 10 * pixels.nbytes
-    rows = {row["path"]: row for row in rows_of(output)}
-    assert rows["DME/picture.png"]["file_xxh3"]
-    assert rows["CNV/a.dcm#frame-7"]["file_xxh3"] is None
 
 
 def test_objects_that_are_no_pictures_are_ignored_and_counted_by_their_kind(tmp_path):

@@ -7,7 +7,6 @@ from image_files import kermany_archive, pack, scan_tree, scans_of
 
 from pipelines import errors
 from pipelines.options import FLAG_NAMES
-from pipelines.planning.draft import name_of
 
 TREE = scan_tree({"train": 1, "test": 1})
 archive = scans_of(lambda: kermany_archive(TREE), "scans.zip")
@@ -36,17 +35,3 @@ def test_what_does_not_decide_the_bytes_is_no_part_of_the_identity(archive, tmp_
     flags = ["--max_reject_fraction=0.9", "--direct_num_workers=2", "--overwrite"]
     with prepare(archive, tmp_path / "a") as job, prepare(moved, tmp_path / "b", *flags) as other:
         assert other.build.draft.options == job.build.draft.options
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ({"kind": "archive", "name": "OCT 2017.tar.gz"}, "oct_2017"),
-        ({"kind": "archive", "name": "2018-scans.zip"}, "images_2018_scans"),
-        ({"kind": "directory", "name": "Ärzte.eyes"}, "rzte"),
-        ({"kind": "directory", "code": "5eb63bbbe01eeed0"}, "images"),
-        ({"kind": "synthetic", "name": "synthetic-40-seed-0"}, "synthetic_oct"),
-    ],
-)
-def test_a_dataset_is_called_after_its_source(source, name):
-    assert name_of(source) == name

@@ -136,13 +136,6 @@ def test_without_patients_a_study_is_in_one_split():
         apply(refs, leaks="fail")
 
 
-def test_a_dataset_without_a_test_split_has_a_note_how_to_get_one():
-    both = [("train", "CNV", "1", 1), ("test", "CNV", "2", 1)]
-    assert apply(both).notes == []
-    (note,) = apply(both[:1]).notes
-    assert "--splits patient" in note
-
-
 LEAKY = [
     *(("train", "CNV", "1", 1), ("train", "DME", "1", 2), ("val", "CNV", "1", 3)),
     *(("train", "CNV", "2", 1), ("test", "NORMAL", "2", 2), ("val", "NORMAL", "2", 3)),

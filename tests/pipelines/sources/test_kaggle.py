@@ -70,18 +70,6 @@ def test_a_second_run_needs_no_network_and_no_credentials(desk, monkeypatch):
     desk.fail("No Kaggle credentials", dataset="else/tiny-scans", kind=errors.UserError)
 
 
-def test_without_credentials_the_command_ends_with_2_and_a_short_message(
-    desk, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.delenv("KAGGLE_API_TOKEN")
-    flags = [f"--download_dir={desk.downloads}", f"--output={tmp_path / 'out'}", IN_MEMORY]
-    assert build_tfrecords.main(flags) == 2
-    said = capsys.readouterr().err
-    assert "KAGGLE_API_TOKEN" in said
-    assert "--source synthetic" in said
-    assert [path.name for path in tmp_path.iterdir()] == ["home"]
-
-
 def test_a_refusal_is_explained(desk):
     desk.server.refusals += [403, 401]
     desk.fail("the stand-in refuses", "accept its terms", "ask its owner")

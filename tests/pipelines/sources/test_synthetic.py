@@ -42,15 +42,6 @@ def test_a_tree_has_the_archives_shape_and_proportions_and_one_time(tmp_path, nu
         } == {100}
 
 
-def test_a_file_is_the_scan_that_its_name_says(tmp_path):
-    synthetic.write_tree(tmp_path / "tree", FEW, seed=3)
-    for path in (tmp_path / "tree").rglob("*.jpeg"):
-        label, patient, index = path.stem.split("-")
-        assert path.read_bytes() == synthetic.encode_jpeg(
-            synthetic.draw_bscan(label, int(patient), int(index), 3)
-        )
-
-
 @pytest.mark.usefixtures("quick")
 def test_the_number_of_cores_changes_no_byte_and_a_whole_tree_is_kept(tmp_path, monkeypatch):
     found = []
