@@ -35,7 +35,7 @@ def clear_write_errors(output: str) -> Iterator[None]:
 def clear_read_errors(shown: str) -> Iterator[None]:
     """Turns an error of the machine that reads the input into a `BuildError`.
 
-    An error that tells of the content, see `rejects.is_of_content`, is raised unchanged.
+    An error in a file's content, see `rejects.is_of_content`, is raised unchanged.
     """
     try:
         yield

@@ -39,7 +39,7 @@ def preload(names: Sequence[str], *, start_now: bool) -> None:
     _context.set_forkserver_preload(list(names))
     if start_now:
         is_main = threading.current_thread() is threading.main_thread()
-        # A terminal that is closed tells every process; the new ones inherit that they ignore it.
+        # A terminal that is closed signals every process; new ones inherit that they ignore it.
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if is_main else None
         forkserver.ensure_running()
         if is_main:

@@ -128,7 +128,7 @@ def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) 
         table.append([*cells, *values, row.get("reject", ""), *reached])
     if form == "csv":
         # A program gets names as they are, even bytes that are not UTF-8.
-        with contextlib.suppress(AttributeError):  # what stands in for it in a notebook
+        with contextlib.suppress(AttributeError):  # a notebook's stream
             sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
         cleaned = csv_cell if sys.stdout.isatty() else no_formula
         csv.writer(sys.stdout, lineterminator="\n").writerows(

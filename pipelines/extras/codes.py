@@ -35,7 +35,7 @@ _SECRET = re.compile(rb"[0-9a-fA-F]{64,}\s*")
 #: Entries of a build's identity that are names of the input.
 _NAMING_ENTRIES = ("labels", "patient_regex", "label_regex", "rename_classes")
 
-#: The private table: the code of each file and patient, and what it stands for.
+#: The private table: the code of each file and patient, and its name.
 _NAMES = ("key", "path", "source_path", "patient", "source_patient", "detail")
 
 
@@ -91,7 +91,7 @@ def read_secret(file: Path, folders: Mapping[str, str]) -> Secret:
         ) from None
     if not _SECRET.fullmatch(key):
         raise errors.UserError(
-            f"--anonymize {file} is no secret; expected 64 hexadecimal digits or more; {advice}"
+            f"--anonymize {file} holds no secret; expected 64 hexadecimal digits or more; {advice}"
         )
     return Secret(file.resolve(), key)
 

@@ -72,7 +72,7 @@ def read_entries(file: Path) -> Entries:
 def without(images: Images, entries: Entries, options: ListingOptions) -> Images:
     """Returns the images without those of the entries, which `Ledger.excluded` counts.
 
-    A reject is left out if its path is named, or tells the patient: by `--patient_regex`, by a
+    A reject is left out if its path is named, or its patient is known: by `--patient_regex`, by a
     folder where `--layout` has a level of patients, or by its row in the table of labels. Notes
     are dropped, because they may name something that is left out.
 

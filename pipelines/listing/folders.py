@@ -213,7 +213,7 @@ def _ranked_roots(paths: pa.ChunkedArray, roots: pa.ChunkedArray) -> list[str]:
     So a tree is a copy if half of its paths, or more, are in the first one.
 
     Raises:
-        errors.UserError: if one is no copy.
+        errors.UserError: if one differs from the others.
     """
     sizes = counts_of(roots)
     ranked = sorted(sizes, key=lambda root: (-sizes[root], len(root), root))

@@ -177,7 +177,7 @@ class ListingOptions:
     def identity(self) -> dict[str, Any]:
         """Returns what decides the labels and the patients, by flag.
 
-        Patterns that choose files are left out: the digest of the listing tells which there are. It
+        Patterns that choose files are left out: the digest of the listing covers them. It
         also has what a table of labels says.
         """
         return {

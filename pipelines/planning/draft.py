@@ -27,7 +27,7 @@ def make_draft(
     name: str | None,
     decided: Mapping[str, Any],
 ) -> Manifest:
-    """Returns the manifest, as far as the listing tells it.
+    """Returns the manifest without what only the shards can say.
 
     Its `options` are the identity: everything that decides the bytes of the dataset, by flag.
     `decided` are the parts of it from the splits and the plan. The default `name` is that of the

@@ -90,7 +90,7 @@ def render(
 
 
 def _top(dataset: Manifest, audit: Audit, sizes: Mapping[str, int], labels: str) -> list[Any]:
-    """Returns what stands first: the size, how far to trust it, and figures."""
+    """Returns the top of the page: the size, how far to trust it, and figures."""
     found = collections.Counter(finding.severity for finding in audit.findings)
     measured, num_images = audit.measures, sum(sizes.values())
     patients, num_variants = measured.get("patients"), dataset.num_examples - num_images

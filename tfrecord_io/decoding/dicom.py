@@ -215,7 +215,7 @@ def _ignored_kind(sop_class: str, image_type: Iterable[str]) -> str:
 
 
 def patient_code(patient: str, issuer: str = "") -> str:
-    """Returns what stands for a PatientID in a dataset, after its issuer if the file names one."""
+    """Returns the patient of a dataset for a PatientID, after its issuer if the file names one."""
     code = _hashed(f"\0{patient}")
     return f"{_hashed(issuer)}/{code}" if issuer else code
 

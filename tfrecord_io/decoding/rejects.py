@@ -65,7 +65,7 @@ class Reject(Exception):  # noqa: N818 - the project's word for an image that is
 
 
 def is_of_content(error: BaseException) -> bool:
-    """Returns whether an error tells of a file's content, and not of the machine that reads it.
+    """Returns whether the cause of an error is a file's content, and not the machine that reads it.
 
     Such a file is left out, or an archive refused. Any other error ends the build, because a later
     run may read the same file well.

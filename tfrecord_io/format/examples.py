@@ -70,7 +70,7 @@ OWN = (*SCHEMA.names, GROUP.name)
 #: The hash that near duplicates almost share, see `twins`.
 HASH = "perceptual_hash"
 
-#: What tells an image from others, and the images that belong together; texts, or null if unknown.
+#: What identifies an image, and the images that belong together; texts, or null if unknown.
 IDENTITY = ("key", "pixels_xxh3", GROUP.name, "patient", SITE)
 
 #: A run's table with the `IDENTITY` of the images that its network has seen, and the entry of its

@@ -38,7 +38,7 @@ COPY_OF = "copy_of"
 #: Columns of examples.parquet from which groups are made.
 INPUTS = ("patient", "study", "series", COPY_OF, "path", "file_xxh3")
 
-#: A chain of near duplicates with more images than this is not believed: a dataset in which many
+#: A chain of near duplicates with more images than this is ignored: a dataset in which many
 #: different scans look alike would become one group.
 MAX_CHAIN = 100
 

@@ -76,7 +76,7 @@ class MappedDataset:
         self.layout = layout = self.manifest.layout
         shards, every = self.manifest.split(split).shards, self.manifest.shards
         sizes = [shard.num_examples for shard in shards]
-        # A mark tells the versions of one file apart, and says nothing of a copy elsewhere.
+        # A mark differs between versions of one file, and says nothing of a copy elsewhere.
         found = [files[shard.name] for shard in every if shard.name in files]
         versions = repr([(file.url, file.mark) for file in found]).encode()
         self._identity = self.manifest.fingerprint, hashlib.sha256(versions).hexdigest()

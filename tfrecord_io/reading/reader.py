@@ -356,7 +356,7 @@ class _Loop(threading.Thread):
     """Puts the parts of a loop, or an error, into a queue until the iterator closes it.
 
     Attributes:
-        states: tells this thread the number of the dataset and the loop's first step, and is closed
+        states: gives this thread the number of the dataset and the loop's first step, and is closed
             when the iterator ends.
         parts: closed at the end of the loop or of the iterator.
     """

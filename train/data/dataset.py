@@ -23,7 +23,7 @@ from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.errors import UserError
 from train.data.options import FoldOptions
 
-#: What tells an image from others, and which images belong together.
+#: What identifies an image, and which images belong together.
 IMAGE_COLUMNS = (*IDENTITY, "file_xxh3")
 
 # Columns that are read, besides those that are measured.

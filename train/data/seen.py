@@ -156,7 +156,7 @@ def expose(
     """Counts what networks have seen of the images of a dataset that each is to be measured on.
 
     Of each network there is what it has seen, and the rows of the images that it is measured on. A
-    cross-validation has several, whose datasets and first weights are the same. `is_measured` tells
+    cross-validation has several, whose datasets and first weights are the same. `is_measured` says
     whether the images that they have seen are measured with the others.
     """
     seen, rows = networks[0][0], np.concatenate([rows for _, rows in networks])
@@ -205,7 +205,7 @@ def _is_seen(images: pa.Table, seen: Seen) -> np.ndarray:
 
 
 def _origin_of(dataset: Dataset) -> dict[str, str]:
-    """Returns what tells whether the names of patients of two datasets can be compared."""
+    """Returns what must be equal for the names of patients of two datasets to be compared."""
     options = dataset.manifest.options
     naming = [options.get("patient_regex"), options.get("anonymize"), bool(options.get("labels"))]
     return {"patients": json.dumps(naming)}

@@ -70,7 +70,7 @@ def require_numbers(probabilities: np.ndarray, what: str) -> None:
 class OneAnswer(NamedTuple):
     """An answer: the example's place, the network's output, and both labels in words.
 
-    `is_negative` tells whether the answer is that the output's label is not there.
+    `is_negative` says whether the answer is that the output's label is not there.
     """
 
     place: int

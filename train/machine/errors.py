@@ -1,4 +1,4 @@
-"""The error of the trainer that a command tells without a traceback, besides those of its data."""
+"""The error of the trainer that a command prints without a traceback, besides those of its data."""
 
 from tfrecord_io.terminal.errors import MessageError
 

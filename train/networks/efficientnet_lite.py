@@ -38,7 +38,7 @@ _STAGES = (
 def efficientnet_lite0(*, pretrained: bool) -> keras.Model:
     """Returns the network without its top: RGB scaled by (x - 127) / 128 → the last feature map.
 
-    The images can have any height and width. `pretrained` tells whether it has ImageNet's weights;
+    The images can have any height and width. `pretrained` says whether it has ImageNet's weights;
     else they are random.
 
     Raises:

@@ -2,7 +2,7 @@
 
 The images of one eye are alike, and intervals that treat them as independent are too narrow. The
 variance of a measure is the larger of that of a bootstrap, which draws groups and not images, and
-that of a jackknife, which leaves groups out. The jackknife also tells how well the variance is
+that of a jackknife, which leaves groups out. The jackknife also shows how well the variance is
 known: badly where few groups make all mistakes.
 """
 
@@ -193,7 +193,7 @@ def examples_behind(
 ) -> dict[str, np.ndarray]:
     """Returns how many examples of each group the measures of views rest on, by name.
 
-    `has` tells which examples have which labels, bool [num_examples, num_labels].
+    `has` says which examples have which labels, bool [num_examples, num_labels].
     """
     return {
         view.of(measure): counts

@@ -158,7 +158,7 @@ def single_runs(runs: Sequence[Path]) -> list[Path]:
 def load_classifiers(runs: Sequence[Path]) -> Classifier:
     """Loads what several runs exported as one classifier, whose answers are the mean of theirs.
 
-    A cross-validation stands for its runs. Thresholds are of one network, so several have none.
+    A cross-validation gives all of its runs. Thresholds are of one network, so several have none.
 
     Raises:
         UserError: if a run is there twice, has no exported model, or does not fit the first one.
@@ -215,7 +215,7 @@ def read_pictures(
         yield Prediction(path=path, reject=str(Reject("unreadable", str(error)))), None
         return
     found = find_pictures(path.name, len(data), data, lambda: io.BytesIO(data))
-    # A report or the like has no frames; decoding says so.
+    # A report has no frames; decoding it gives the reason.
     for frame in found.frames or (0,):
         one = Prediction(path=path, frame=frame, patient=found.header.patient)
         try:

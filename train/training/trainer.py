@@ -68,7 +68,7 @@ def opened(config: TrainConfig) -> list[Session]:
 def complete(session: Session, folder: RunFolder, *, draws_maps: bool = True) -> dict[str, Any]:
     """Does what is left to do of a run, whose folder is claimed; returns what metrics.json holds.
 
-    `draws_maps` tells whether the page has occlusion maps of the first mistakes.
+    `draws_maps` says whether the page has occlusion maps of the first mistakes.
     """
     if results := read_json(folder.path / METRICS_NAME):
         print(f"the run in {folder.address} is complete; nothing to do")
