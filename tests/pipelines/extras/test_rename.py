@@ -4,6 +4,7 @@ import pytest
 from builds import build_here, rows_of, run_build_here, write_csv
 from image_files import jpeg, scans_of
 
+from tfrecord_io.format.kinds import GRADES
 from tfrecord_io.format.manifest import Manifest
 
 CLASSES = ("CNV", "DME", "DRUSEN", "healthy")
@@ -31,7 +32,9 @@ def test_classes_get_their_new_names_before_they_are_chosen(scans, tmp_path, fla
     wanted = {path: new.get(path.split("/")[0], path.split("/")[0]) for path in SCANS}
     rows = {row["path"]: row["label"] for row in rows_of(output)}
     assert rows == {path: label for path, label in wanted.items() if label in names}
-    assert Manifest.load(output).label_names == names
+    manifest = Manifest.load(output)
+    assert manifest.label_names == names
+    assert (manifest.label_kind is GRADES) == flags[-1].startswith("--grades")
     assert run_build_here(scans, output, *flags) == 0
     assert run_build_here(scans, output, *flags[1:]) == 2  # the names are in the identity
 

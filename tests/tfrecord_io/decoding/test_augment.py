@@ -55,8 +55,3 @@ def test_the_channels_of_a_grey_picture_stay_equal():
 def test_any_shape_gives_a_picture_of_that_shape(shape, key):
     size, box = shape[0] * shape[1] * shape[2], (0, 0, shape[1], shape[0])
     assert len(augment.vary((bytes(range(256)) * 2)[:size], shape, f"{key:032x}", box)) == size
-
-
-def test_the_original_keeps_its_path():
-    assert augment.variant_path("a/b.png", 0) == "a/b.png"
-    assert augment.variant_path("a/b.png", 2) == "a/b.png#variant-2"

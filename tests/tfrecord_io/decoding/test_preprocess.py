@@ -1,21 +1,10 @@
 import pickle
 
 import pytest
-from image_files import encoded, grey_pixels, rgb_pixels
-from PIL import Image
 
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.decoding.options import RESIZE_FILTERS, Preprocessing
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import Reject, as_rejects
-
-
-@pytest.mark.parametrize("resize", RESIZE_FILTERS)
-def test_resizing_is_that_of_pillow_with_the_named_filter(resize):
-    settings = Preprocessing(height=7, width=9, resize=resize, fit="stretch")
-    for image in (grey_pixels(), rgb_pixels()):  # which becomes grey first
-        grey = Image.fromarray(image).convert("L")
-        expected = grey.resize((9, 7), Image.Resampling[resize.upper()])
-        assert preprocess.decode_image(encoded(image), settings).pixels == expected.tobytes()
 
 
 @pytest.mark.parametrize("window", [None, (40.0, 400.0)])

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tfrecord_io.format.groups import MAX_CHAIN, Groups, believe, group_images
+from tfrecord_io.format.groups import MAX_CHAIN, believe, group_images
 
 
 def groups_of(near_duplicates=None, **columns):
@@ -26,6 +26,16 @@ def groups_of(near_duplicates=None, **columns):
         # but a study does not join two known patients.
         ({"patient": ["p", "q", None], "study": ["s", "s", "s"]}, None, [{0, 2}, {1}]),
         ({"patient": pa.array(["p", "q", "p"]).dictionary_encode()}, None, [{0, 2}, {1}]),
+        # Of a table of labels they can have any type.
+        (
+            {
+                "patient": pa.chunked_array([["p", None], ["p", None]]),
+                "study": [1, 2, None, 2],
+                "series": [["a"], *[["b"]] * 3],
+            },
+            None,
+            [{0, 2}, {1, 3}],
+        ),
         # Near duplicates join whole patients,
         ({"patient": [*"ppqqr", None]}, [[1, 2], [5, 4]], [{0, 1, 2, 3}, {4, 5}]),
         # also one by one, all scans of a patient under another name.
@@ -84,22 +94,3 @@ def test_groups_do_not_depend_on_the_order_of_the_images():
     place = np.argsort(order)
     shuffled = group_images(images.take(pa.array(order)), place[pairs][::-1, ::-1]).names
     assert shuffled.to_pylist() == names.take(pa.array(order)).to_pylist()
-
-
-def test_columns_of_a_table_of_labels_can_have_any_type():
-    images = pa.table(
-        {
-            "patient": pa.chunked_array([["p", None], ["p", None]]),
-            "study": [1, 2, None, 2],
-            "series": [["a"], ["b"], ["b"], ["b"]],  # not ours
-        }
-    )
-    assert group_images(images).names.to_pylist() == ["patient:p", "study:2"] * 2
-
-
-def test_some_images_or_none_keep_their_groups():
-    groups = Groups(names=pa.array(["study:a", "study:b", "study:a"], pa.large_string()))
-    some = groups.take(np.array([1, 2]))
-    assert (some.codes.tolist(), some.units) == ([1, 0], "studies")
-    none = group_images(pa.table({"path": pa.array([], pa.string())}))
-    assert (none.codes.tolist(), none.sources, none.unit) == ([], {}, "group")

@@ -1,4 +1,4 @@
-"""The kinds of label: their text and records; and datasets of them, from the table to the card."""
+"""Datasets of several labels an image, from the table to the audit."""
 
 import json
 
@@ -6,18 +6,11 @@ import numpy as np
 import pytest
 from builds import rows_of, run_build_here, write_csv
 from image_files import png, write_tree
-from pages import Page
 
 import tfrecord_io
 from tfrecord_io.auditing import audit
-from tfrecord_io.format.kinds import (
-    GRADES,
-)
 
 NAMES = ("mass", "fluid", "scar")
-
-
-# ---- the command
 
 
 def build(source, output, *flags):
@@ -27,8 +20,7 @@ def build(source, output, *flags):
 #: Image k has mass if k is even, fluid if 3 divides it; none has a scar but the first.
 ROWS = [
     {"path": f"{k}.png", "patient": k // 2, "mass": int(k % 2 == 0),
-     "fluid": int(k % 3 == 0), "scar": int(k == 0),
-     "grade": ("low", "mid", "high")[k % 3]}
+     "fluid": int(k % 3 == 0), "scar": int(k == 0)}
     for k in range(24)
 ]  # fmt: skip
 
@@ -68,21 +60,8 @@ def test_manifest_table_and_records_have_the_labels_of_each_image(findings):
     assert found == {row["key"]: expected[row["path"]] for row in table}
 
 
-def test_the_audit_and_the_card_look_at_each_label_for_itself(findings):
+def test_the_audit_looks_at_each_label_for_itself(findings):
     found = audit.audit(findings)
     assert found.measures["shortcuts"]["predicted"].removeprefix("label ") in NAMES
     assert found.measures["shortcuts"]["chance"] == 0.5
     assert "class" not in " ".join(f.title for f in found.findings)
-    text = (findings / "report.html").read_text(encoding="utf-8")
-    assert Page(text).open == []
-    assert [f"{name}, from" in text for name in NAMES] == [True] * 3
-
-
-def test_grades_of_a_column_are_classes_in_the_given_order(source, tmp_path):
-    flags = f"--labels={source.parent / 'table.csv'}", "--columns=label=grade"
-    assert build(source, tmp_path / "out", *flags, "--grades=low,mid,high") == 0
-    manifest = tfrecord_io.Manifest.load(tmp_path / "out")
-    assert manifest.label_kind is GRADES
-    assert manifest.label_names == ("low", "mid", "high")
-    stored = {row["path"]: row["label"] for row in rows_of(tmp_path / "out")}
-    assert stored == {row["path"]: row["grade"] for row in ROWS}

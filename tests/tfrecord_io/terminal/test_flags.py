@@ -75,11 +75,6 @@ def test_flags_become_values_of_their_types_and_others_keep_their_defaults():
     assert given(Options, parser().parse_args(["--optimizer=sgd"])) == {"optimizer": "sgd"}
 
 
-def test_flags_that_are_unknown_are_returned_for_beam():
-    found, rest = parser().parse_known_args(["--runner=x", "--rate=2", "--optim", "y"])
-    assert (given(Options, found), rest) == ({"rate": 2.0}, ["--runner=x", "--optim", "y"])
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
