@@ -5,7 +5,6 @@ from builds import parsed
 
 from pipelines import build_tfrecords
 from pipelines.listing.options import ListingOptions
-from pipelines.options import FLAG_NAMES
 from pipelines.planning.plan import PlanOptions
 from pipelines.planning.splits import SplitOptions
 from pipelines.sources.factory import SourceOptions
@@ -84,12 +83,3 @@ def test_a_value_that_cannot_be_read_or_makes_no_sense_is_named(argv, capsys):
         code = error.code
     assert code == 2
     assert argv[-1].split("=")[0].removeprefix("--") in capsys.readouterr().err
-
-
-def test_help_names_every_flag_and_an_example(capsys):
-    with pytest.raises(SystemExit) as raised:
-        parsed(["--help"])
-    assert raised.value.code == 0
-    text = capsys.readouterr().out
-    assert all(flag in text for flag in FLAG_NAMES)
-    assert "python pipelines/build_tfrecords.py --input" in text

@@ -7,7 +7,6 @@ from builds import IN_MEMORY
 
 from pipelines import errors
 from pipelines.engine import engine
-from pipelines.options import FLAG_NAMES
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -29,20 +28,6 @@ def test_by_default_no_engine_is_fetched():
 )
 def test_flags_of_beam_set_the_number_of_worker_processes(flags, num_processes):
     assert engine.num_processes(flags.split()) == num_processes
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--clases=a"], r"unknown flag --clases; did you mean --classes\?"),
-        (["scans"], r"unknown argument scans; did you mean --input scans\?"),
-        (["--xyzzy"], "unknown flag --xyzzy; see --help"),
-    ],
-)
-def test_an_unknown_flag_is_named_with_what_may_have_been_meant(flags, message):
-    engine.check_flags(["--runner=FlinkRunner", "--region", "west"], FLAG_NAMES)
-    with pytest.raises(errors.UserError, match=message):
-        engine.check_flags(flags, FLAG_NAMES)
 
 
 @pytest.mark.parametrize(

@@ -15,20 +15,6 @@ from scripts.flink_cluster import free_ports
 
 pytestmark = pytest.mark.slow
 
-TWO_REJECTS = "--max_reject_fraction=0.5"
-
-
-@pytest.fixture(scope="module")
-def job_service(tmp_path_factory):
-    """The address of a job service that runs for all tests of this file."""
-    folder = tmp_path_factory.mktemp("job_service")
-    port_file = folder / "port"
-    command = [sys.executable, "-m", "apache_beam.runners.portability.local_job_service_main"]
-    words = [*command, "--port_file", str(port_file)]
-    with served(words, folder / "log") as process:
-        assert builds.wait_until(port_file.exists, process)
-        yield f"localhost:{port_file.read_text()}"
-
 
 @contextlib.contextmanager
 def served(words, log_path, **environment):
@@ -56,18 +42,22 @@ def test_the_worker_pool_listens_where_only_this_machine_can_reach_it(tmp_path):
         assert addresses() <= {"127.0.0.1", "::ffff:127.0.0.1"}
 
 
-def portable_flags(job_service, *environment):
-    return ["--runner=PortableRunner", f"--job_endpoint={job_service}", *environment]
-
-
 @pytest.fixture
-def pool(job_service, tmp_path):
+def pool(tmp_path):
     """The flags of an engine whose workers run in a folder of their own, where `log` is."""
     (tmp_path / "pool").mkdir()
-    (port,) = free_ports(1)
-    with served(pool_command(port), tmp_path / "pool" / "log", PYTHONPATH=str(builds.ROOT)):
-        place = f"--environment_config=localhost:{port}"
-        yield portable_flags(job_service, "--environment_type=EXTERNAL", place)
+    (port,), port_file = free_ports(1), tmp_path / "port"
+    command = [sys.executable, "-m", "apache_beam.runners.portability.local_job_service_main"]
+    words = [*command, "--port_file", str(port_file)]
+    with (
+        served(words, tmp_path / "service_log") as process,
+        served(pool_command(port), tmp_path / "pool" / "log", PYTHONPATH=str(builds.ROOT)),
+    ):
+        assert builds.wait_until(port_file.exists, process)
+        yield [
+            "--runner=PortableRunner", f"--job_endpoint=localhost:{port_file.read_text()}",
+            "--environment_type=EXTERNAL", f"--environment_config=localhost:{port}",
+        ]  # fmt: skip
 
 
 def test_an_anonymous_build_on_remote_workers_writes_the_same_bytes_and_no_name(
@@ -76,7 +66,7 @@ def test_an_anonymous_build_on_remote_workers_writes_the_same_bytes_and_no_name(
     # Given relative to the command's folder, which is not that of the workers.
     shutil.copytree(source_tree, tmp_path / source_tree.name)
     (tmp_path / "secret.txt").write_text("0123456789abcdef" * 4)
-    flags = [TWO_REJECTS, "--num_shards=5"]
+    flags = ["--max_reject_fraction=0.5", "--num_shards=5"]
     anonymous = f"--anonymize={tmp_path / 'secret.txt'}"
     local = builds.build_here(source_tree, tmp_path / "local", *flags, anonymous)
     words = builds.command(source_tree, Path("remote"), *flags, "--anonymize=secret.txt", *pool)

@@ -4,7 +4,6 @@ import pytest
 from builds import build_here, files_of, run_build_here
 from image_files import pack, scan_tree
 
-from pipelines import build_tfrecords
 from tfrecord_io.format.manifest import Manifest
 
 FILES = {**scan_tree({"train": 5, "test": 2}), "train/CNV/CNV-900-1.jpeg": b"no image"}
@@ -38,4 +37,3 @@ def test_it_refuses_what_the_build_would_refuse(tmp_path):
     scans, output = pack(tmp_path / "scans", FILES), tmp_path / "out"
     assert run_build_here(scans, output, "--preview", "--clases=CNV") == 2
     assert run_build_here(scans, output, "--preview", "--classes=AMD") == 2
-    assert build_tfrecords.main(["--source=synthetic", "--preview"]) == 2

@@ -84,31 +84,27 @@ def test_any_other_tree_is_refused_with_flags_that_work(tree, flag, first, last)
     assert ends(drawn(tree), **typed(flag)) == [first, last]
 
 
-@pytest.mark.parametrize(("tree", "options", "wanted"), [
-    ("{A,B}/{1..2}/x.png", {"layout": ("class", "patient")}, {"1", "2"}),
-    ("{A,B}/p7{,/p9}/x_1.png", {"layout": ("class",), "patient_regex": r"p(\d+)[/_]"}, {"7"}),
-    ("{A,B}/{x_p7,p8_x}.png", {"patient_regex": r"p(\d)"}, {"7", "8"}),
+@pytest.mark.parametrize(("column", "tree", "options", "wanted"), [
+    ("patient", "{A,B}/{1..2}/x.png", {"layout": ("class", "patient")}, {"1", "2"}),
+    ("patient", "{A,B}/p7{,/p9}/x_1.png",
+     {"layout": ("class",), "patient_regex": r"p(\d+)[/_]"}, {"7"}),
+    ("patient", "{A,B}/{x_p7,p8_x}.png", {"patient_regex": r"p(\d)"}, {"7", "8"}),
+    ("split", "{A,B}/{Train_Data,validation_set}/1.png", {"layout": ("class", "split")},
+     {"train", "val"}),
+    ("split", "{A,B}/{fold1,fold2}/1.png", {"layout": ("class", "split")}, {"fold1", "fold2"}),
 ])  # fmt: skip
-def test_a_patient_is_a_level_of_the_layout_or_in_names(tree, options, wanted):
-    assert {*list_files(drawn(tree), **options).table["patient"].to_pylist()} == wanted
-
-
-@pytest.mark.parametrize(("tree", "split"), [
-    ("{A,B}/{Train_Data,validation_set}/1.png", {"train", "val"}),
-    ("{A,B}/{fold1,fold2}/1.png", {"fold1", "fold2"}),
-])  # fmt: skip
-def test_a_level_of_splits_may_have_other_names(tree, split):
-    listing = list_files(drawn(tree), layout=("class", "split"))
-    assert {*listing.table["split"].to_pylist()} == split
-    with pytest.raises(errors.UserError, match="--layout"):
-        list_files(drawn("{A,B}/Fold 1/1.png"), layout=("class", "split"))
+def test_a_level_of_the_layout_or_a_name_gives_the_patient_and_the_split(
+    column, tree, options, wanted
+):
+    assert {*list_files(drawn(tree), **options).table[column].to_pylist()} == wanted
 
 
 def test_images_above_the_levels_of_a_layout_are_rejects():
     listing = list_files(drawn("{A,B}/x/1.png\n2.png"), layout=("class",))
     assert (len(listing.table), reasons(listing)) == (2, {"2.png": "no_label"})
-    with pytest.raises(errors.UserError, match="--layout"):
-        list_files(drawn("{A,B}/1.png"), layout=("class", "*", "patient"))
+    for tree, layout in (("{A,B}/1.png", "class/*/patient"), ("{A,B}/Fold 1/1.png", "class/split")):
+        with pytest.raises(errors.UserError, match="--layout"):
+            list_files(drawn(tree), layout=tuple(layout.split("/")))
 
 
 @pytest.mark.parametrize("folder", ["", "OCT2017/", "OCT2017 /", "a/b/c/", "./", "données ß/"])

@@ -10,20 +10,18 @@ from pipelines.sources.source import Member, Reader, read_in_order
 
 
 class Notes(Reader):
-    """Answers with the member's offset; notes what is asked, and by which thread."""
+    """Answers with the member's offset; notes what is asked."""
 
     def __init__(self, num_parallel_reads=1, at_once=1):
         self.num_parallel_reads = num_parallel_reads
         self.together = threading.Barrier(at_once, timeout=20)
         self.happened = []
-        self.threads = set()
 
     def announce(self, member):
         self.happened.append(("announced", member.offset))
 
     def read(self, member):
         self.happened.append(("read", member.offset))
-        self.threads.add(threading.current_thread())
         self.together.wait()
         if member.offset == 5:
             raise errors.BuildError("the fifth")
@@ -44,22 +42,6 @@ def test_reads_run_at_once_and_come_back_in_order():
         except errors.BuildError:
             found.append("failed")
     assert found == [*range(5), "failed", *range(6, 40)]
-
-
-def test_a_reader_of_a_disk_announces_images_far_ahead_in_the_order_of_their_places():
-    reader, offsets = Notes(), [number * 7 % 1000 + 10 for number in range(1000)]
-    # A large file is not announced.
-    members = [Member("", 1, offset, 10**8 * (offset == 500)) for offset in offsets]
-    assert [read() for read in reads_of(reader, members)] == offsets
-    assert reader.threads == {threading.current_thread()}
-    places = {event: place for place, event in enumerate(reader.happened)}
-    assert ("announced", 500) not in places
-    offsets.remove(500)
-    early = [places["read", i] - places["announced", i] for i in offsets]
-    assert min(early[32:-256]) >= 200
-    assert max(early) <= 600
-    told = [offset for kind, offset in reader.happened if kind == "announced"]
-    assert told[:32] == sorted(told[:32])
 
 
 @pytest.mark.parametrize(("num_parallel_reads", "size", "most"), [(8, 4e7, 2), (1, 1e7, 20)])
