@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "path (default: that of the build; DICOM files name their patient)"
     )
     add("--patient_regex", metavar="REGEX", help=regex)
-    maps = "write a map of what mattered for each image into this folder"
+    maps = "write an occlusion map of each image into this folder"
     add("--occlusion", type=local_path, metavar="DIR", help=maps)
 
 

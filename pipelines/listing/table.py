@@ -190,7 +190,7 @@ def _read_excel(file: Path) -> pa.Table:
 def _texts(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns a column as texts without spaces around them; null for no value.
 
-    Whole numbers are written without `.0`. A ValueError says that the column is no such one.
+    Whole numbers are written without `.0`. Raises ValueError for a column of another type.
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     try:

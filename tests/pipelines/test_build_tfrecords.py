@@ -36,7 +36,7 @@ FEW_REJECTS = "--max_reject_fraction=0.1"
 
 
 PALETTE = Image.fromarray(grey_pixels(5)).convert("P")
-#: 46 images, of which one is no image, and Pillow warns of one.
+#: 46 files: one cannot be decoded, and Pillow warns of another.
 TREE = {
     **scan_tree({"train": 8, "val": 1, "test": 2}),
     "test/CNV/CNV-900-1.jpeg": b"no image",

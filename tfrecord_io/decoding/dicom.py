@@ -204,7 +204,7 @@ def read_header(start: bytes) -> Header | None:
 
 
 def _ignored_kind(sop_class: str, image_type: Iterable[str]) -> str:
-    """Returns what an object is that is no picture, such as `enhanced_sr`; empty for a picture."""
+    """Returns the kind of a DICOM object without a picture, such as `enhanced_sr`; else empty."""
     from pydicom.uid import UID
 
     name = "Raw Data Storage" if sop_class == _SIEMENS_RAW_DATA else UID(sop_class).name

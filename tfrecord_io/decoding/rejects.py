@@ -22,7 +22,8 @@ MAX_DETAIL_LENGTH = 200
 #: As many bytes as show what a file is.
 START_BYTES = 512
 
-# What a file is that is not read, by its first bytes or by the ending of its name; (?!) is no such.
+# Kinds of files that are not read, by their first bytes or the ending of their name. The pattern
+# (?!) matches nothing.
 _KINDS = (
     (rb".{128}dicm", "(?!)", "DICOM: give its name the ending .dcm"),
     # The first element of DICOM is of group 2 or 8, in either order of bytes.

@@ -60,7 +60,7 @@ def make_batches(
     them.
 
     Returns:
-        an iterable, of which each loop is the next epoch. It yields arrays (image, label), then
+        an iterable; each loop over it is the next epoch. It yields arrays (image, label), then
         weight with `pad_remainder`, then key with `with_keys`: image uint8 [batch, height, width,
         channels], label float32 [batch, num_classes] one-hot (or 0 and 1 for each of several
         labels), weight float32 [batch], key bytes [batch]. They are copies, the caller's own.
@@ -124,7 +124,7 @@ def _only_reader() -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
-    """What `make_batches` returns: an iterable of which each loop is the next epoch.
+    """What `make_batches` returns: an iterable; each loop over it is the next epoch.
 
     `order` holds places in `examples`, which are places in the split, int64.
     """
@@ -181,7 +181,7 @@ class Batches:
         yield from ahead
 
     def _checked(self, rows: np.ndarray, weights: np.ndarray) -> Iterator[Part]:
-        """Yields a part after its records' checksums were compared, or first its first batches."""
+        """Yields a part in growing pieces, and compares the checksums of each piece before."""
         dataset, num_steps = self.dataset, len(rows)
         if not dataset.is_checked(rows):
             step_bytes = self.order.replica_batch_size * dataset.layout.stride

@@ -252,7 +252,7 @@ class _Source:
     """What a dataset reads.
 
     Attributes:
-        batches: of which each loop is made.
+        batches: what each loop reads.
         blocks: a tensor of the same memory as the blocks of the mapped records.
     """
 

@@ -52,7 +52,7 @@ _opened_by = 0
 
 
 class RangeFile(io.RawIOBase):
-    """A seekable file of `size` bytes from `start` on, of which exactly what is read is fetched.
+    """A seekable file of `size` bytes from `start` on; only the bytes that are read are fetched.
 
     `read_at` is given the place and number of bytes that exist; a read raises what it raises.
     """
@@ -103,7 +103,7 @@ class StoredFile:
 
     @classmethod
     def of(cls, url: str, meta: Any) -> StoredFile:
-        """Makes one of what obstore says of an object."""
+        """Returns a file for the metadata that obstore gives of an object."""
         # In a listing, Azure gives the ETag without quotes; elsewhere it has quotes.
         return cls(url, meta["size"], (meta["e_tag"] or "").strip('"'))
 

@@ -121,7 +121,7 @@ class Result:
             }
         if predictions:
             write_predictions(directory, predictions)
-        with stage("page, with maps of what mattered" if explanation else "page"):
+        with stage("page, with occlusion maps" if explanation else "page"):
             found = find_mistakes(predictions, explanation, num_explained) if predictions else []
             result = dataclasses.replace(
                 self,

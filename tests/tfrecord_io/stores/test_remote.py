@@ -190,7 +190,7 @@ def test_the_file_of_googles_tools_is_used(tmp_path, monkeypatch):
     without_settings(monkeypatch, tmp_path, NO_GCE_CHECK="true")
     opened = []
     monkeypatch.setattr(remote.obstores, "from_url", lambda root, **given: opened.append(given))
-    with contextlib.suppress(StoreError):  # there is no store
+    with contextlib.suppress(StoreError):  # the address leads to no server
         remote.list_files("gs://bucket/a", recursive=True)
     assert opened[0]["credential_provider"].credentials.refresh_token == "c"
 
