@@ -175,9 +175,9 @@ def _dataset(batches: Batches, is_kept: bool) -> tf.data.Dataset:
     _sources[number] = _Source(batches)
     # The step at which the next loop begins: a variable that belongs to no strategy.
     next_step = tf.raw_ops.VarHandleOp(
-        dtype=tf.int64, shape=(), shared_name=f"tfrecord_io_next_step_{number}"
+        dtype=tf.int64, shape=(1,), shared_name=f"tfrecord_io_next_step_{number}"
     )
-    tf.raw_ops.AssignVariableOp(resource=next_step, value=tf.constant(order.start_step, tf.int64))
+    tf.raw_ops.AssignVariableOp(resource=next_step, value=tf.constant([order.start_step], tf.int64))
 
     def split(facts: tf.Tensor, blocks: tf.Tensor, *features: tf.Tensor) -> tf.data.Dataset:
         blocks = tf.ensure_shape(blocks, (None, layout.block_length))
@@ -199,10 +199,10 @@ def _dataset(batches: Batches, is_kept: bool) -> tf.data.Dataset:
 
     def count(number: tf.Tensor, batch: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
         facts, *features = batch
-        step = tf.raw_ops.ReadVariableOp(resource=next_step, dtype=tf.int64)
-        step = tf.where(number == facts[0], tf.maximum(step, facts[1]), step)
-        assign = tf.raw_ops.AssignVariableOp(resource=next_step, value=step)
-        with tf.control_dependencies([assign]):
+        step = tf.where(number == facts[0], facts[1], 0)
+        # In one op: with a read and a write, another loop could count between them.
+        counted = tf.raw_ops.ResourceScatterMax(resource=next_step, indices=0, updates=step)
+        with tf.control_dependencies([counted]):
             return tuple(map(tf.identity, features))
 
     # Each function costs milliseconds at the start of each loop.
@@ -278,7 +278,7 @@ def _parts_of_loop(number: int, next_step: tf.Tensor) -> tf.data.Dataset:
     def begin() -> tuple[tf.Tensor, tf.Tensor]:
         parts, states = offers.dequeue()
         step = tf.raw_ops.ReadVariableOp(resource=next_step, dtype=tf.int64)
-        which = [tf.constant(number, tf.int64), step]
+        which = [tf.constant(number, tf.int64), tf.reshape(step, ())]
         sent = tf.raw_ops.QueueEnqueueV2(handle=states, components=which)
         with tf.control_dependencies([sent]):
             return tf.identity(parts), tf.identity(states)
