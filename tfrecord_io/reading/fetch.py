@@ -228,7 +228,7 @@ class _Work:
         shard, stride = self._source.shards[number], self._layout.stride
 
         def read() -> np.ndarray:
-            content = self._source.files[shard.name].read_once(start * stride, run.count * stride)
+            content = self._source.files[shard.name].read(start * stride, run.count * stride)
             array = np.frombuffer(content, np.uint8)
             if len(array) != run.count * stride:
                 raise StoreError(f"{shard.name} was cut off while it was read")

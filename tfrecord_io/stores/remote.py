@@ -1,4 +1,4 @@
-"""Files in buckets by their URL, by obstore; ours are checks of versions and lengths, and patience.
+"""Files in buckets by URL; obstore reads, retries and uploads, ours are versions, lengths, errors.
 
 The threads of obstore do not survive a fork, so each process opens a store when it first uses it.
 """
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
-from typing import IO, Any, ParamSpec, TypeVar
+from typing import IO, Any, TypeVar
 
 import obstore
 from obstore import exceptions
@@ -31,7 +31,6 @@ from tfrecord_io.terminal.errors import StoreError, UserError
 
 _log = logging.getLogger(__name__)
 
-Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
 
 #: Number of reads that one process makes at the same time.
@@ -40,7 +39,7 @@ NUM_CONNECTIONS = 10
 #: Seconds that a server may be silent.
 SILENT_SECONDS = 60
 
-#: A read is tried again until so many attempts have failed, or for so many seconds.
+#: A request is repeated until so many attempts have failed, or for so many seconds.
 NUM_ATTEMPTS = 8
 RETRY_SECONDS = 120
 
@@ -112,12 +111,8 @@ class StoredFile:
         """The mark as an integer in 0..2**63-1."""
         return int.from_bytes(hashlib.blake2b(self.mark.encode(), digest_size=8).digest()) >> 1
 
-    def read_once(self, start: int, length: int) -> bytes | memoryview:
-        """Returns bytes of this version of the file, see the function `read_once`."""
-        return read_once(self.url, start, length, self.mark)
-
     def read(self, start: int, length: int) -> bytes | memoryview:
-        """Reads as `read_once`, in several attempts."""
+        """Returns bytes of this version of the file, see the function `read`."""
         return read(self.url, start, length, self.mark)
 
     def open(self) -> RangeFile:
@@ -151,17 +146,6 @@ def patiently(read: Callable[[], Result], closed: threading.Event | None = None)
             attempt += 1
 
 
-def _patient(read: Callable[Asked, Result]) -> Callable[Asked, Result]:
-    """Makes a function that reads do so `patiently`."""
-
-    @functools.wraps(read)
-    def read_patiently(*asked: Asked.args, **more: Asked.kwargs) -> Result:
-        return patiently(lambda: read(*asked, **more))
-
-    return read_patiently
-
-
-@_patient
 def describe(url: str) -> StoredFile:
     """Returns the size and version of a file.
 
@@ -174,8 +158,8 @@ def describe(url: str) -> StoredFile:
         return StoredFile.of(url, obstore.head(store, path))
 
 
-def read_once(url: str, start: int, length: int, mark: str = "") -> bytes | memoryview:
-    """Returns bytes of a file by its URL or path, in one attempt; fewer than `length` at its end.
+def read(url: str, start: int, length: int, mark: str = "") -> bytes | memoryview:
+    """Returns bytes of a file by its URL or path; fewer than `length` at its end.
 
     On a store, the first byte must exist. `mark` is that of the wanted version; empty for any.
 
@@ -196,11 +180,6 @@ def read_once(url: str, start: int, length: int, mark: str = "") -> bytes | memo
         return _whole(url, answer.bytes(), min(length, answer.meta["size"] - start))
 
 
-#: Returns bytes of a file as `read_once` does, in several attempts.
-read = _patient(read_once)
-
-
-@_patient
 def read_version(
     url: str, size: int | None = None, version: int | None = None
 ) -> tuple[bytes, Any]:
@@ -232,20 +211,19 @@ def create(url: str) -> Iterator[IO[bytes]]:
     with tempfile.SpooledTemporaryFile(_PART_BYTES) as spool:
         yield spool
         spool.seek(0)
-        store, path = _open(url, retries=True)
+        store, path = _open(url)
         with _clear_errors(url):
             obstore.put(
                 store, path, spool, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
             )
 
 
-@_patient
 def replace(url: str, content: bytes, seen: Any) -> Any:
     """Writes a file in place of the version that was seen, None: of none; returns its version.
 
     Raises a StoreError, whose cause is `changed` if another version is there.
     """
-    store, path = _open(url, retries=True)
+    store, path = _open(url)
     tags = ("e_tag", "version")  # the second one is Google Cloud's generation
     mode: Any = {tag: seen[tag] for tag in tags if seen[tag]} if seen else "create"
     try:
@@ -268,7 +246,7 @@ def list_files(folder: str, *, recursive: bool) -> list[StoredFile]:
     Empty objects with which some tools represent folders are left out. Raises StoreError if the
     store does not answer, or an object has a name that no file can have.
     """
-    store, path = _open(folder, retries=True)
+    store, path = _open(folder)
     root, prefix = folder[: len(folder) - len(path)].rstrip("/"), path.strip("/")
     with _clear_errors(folder):
         if recursive:
@@ -290,7 +268,7 @@ def copy(url: str, to: str) -> None:
 
     Raises a StoreError if it refuses, or has not copied all of it, as Azure may while it works.
     """
-    store, path = _open(url, retries=True)
+    store, path = _open(url)
     with _clear_errors(url):
         obstore.copy(store, path, _open(to)[1])
     if describe(to).size != describe(url).size:
@@ -301,7 +279,7 @@ def delete(urls: Iterable[str]) -> None:
     """Deletes files; ignores those that do not exist. Raises StoreError if the store refuses."""
 
     def delete_one(url: str) -> None:
-        store, path = _open(url, retries=True)
+        store, path = _open(url)
         with contextlib.suppress(FileNotFoundError), _clear_errors(url):
             obstore.delete(store, path)
 
@@ -309,22 +287,19 @@ def delete(urls: Iterable[str]) -> None:
         list(pool.map(delete_one, urls))
 
 
-def _open(url: str, *, retries: bool = False) -> tuple[Any, str]:
-    """Returns a URL's store, and the path within it.
-
-    With `retries`, obstore itself repeats the requests that fail, of which an upload takes many.
-    """
+def _open(url: str) -> tuple[Any, str]:
+    """Returns a URL's store, and the path within it."""
     if _store.cache_info().currsize and _opened_by != os.getpid():
         raise RuntimeError(
             "a store that was opened before a fork hangs; open stores after the fork"
         )
     scheme, _, rest = url.partition("://")
     bucket, _, path = rest.partition("/")
-    return _store(f"{scheme}://{bucket}", NUM_ATTEMPTS - 1 if retries else 0), path
+    return _store(f"{scheme}://{bucket}"), path
 
 
 @functools.cache
-def _store(root: str, max_retries: int) -> Any:
+def _store(root: str) -> Any:
     global _opened_by
     _opened_by = os.getpid()
     client_options: Any = {
@@ -334,12 +309,11 @@ def _store(root: str, max_retries: int) -> Any:
         "timeout": "24h",  # for a whole answer, such as a large file over a slow line
     }
     limit = datetime.timedelta(seconds=RETRY_SECONDS)
-    retry: Any = {"max_retries": max_retries, "retry_timeout": limit}
     try:
         return obstores.from_url(
             root,
             client_options=client_options,
-            retry_config=retry,
+            retry_config={"max_retries": NUM_ATTEMPTS - 1, "retry_timeout": limit},
             credential_provider=_credentials(root.partition("://")[0]),
         )
     except Exception as error:  # of obstore, or of boto3 for a profile that does not exist
