@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import Address, is_remote, local_path
 from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.flags import command, rename_flag
+from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import counted, differences, listed
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, Seen, expose, read_seen
@@ -108,7 +109,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if classifier.fingerprint == manifest.fingerprint:
         print("note: this is the dataset that the model was trained on, not an external one")
     seen = shapes.of_dataset(manifest, splits)
-    if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
+    if warning := shapes.warn_of_unseen(seen, classifier.shapes):
         console.warn(warning)
     # A class that the dataset does not name has no images there. A label that it does not name may
     # still be present in its images, so that label is not measured.
@@ -170,10 +171,11 @@ def _require_fit(
             f"the kind {classifier.task.kind.name}; give a dataset with such labels"
         )
     if unknown := [name for name in manifest.label_names if name not in known]:
+        pairs = shlex.quote(",".join(f"{name}=NAME" for name in unknown[:10]))
         raise UserError(
             f"{data} has the {kind.plural} {listed(unknown, 10)}, which the model of {run} does "
             f"not know; it knows {listed(known, 10)}. Build the dataset with these names: "
-            f"{command('build')} ... {rename_flag(dict.fromkeys(unknown[:10], 'NAME'))}; --classes "
+            f"{command('build')} ... --rename_classes {pairs}; --classes "
             "with the classes to keep leaves out the images of the others"
         )
     if not manifest.preprocessing:

@@ -20,14 +20,7 @@ from tfrecord_io.format.manifest import FILE_NAME as MANIFEST_NAME
 from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
-from tfrecord_io.terminal.printing import (
-    csv_cell,
-    listed,
-    no_formula,
-    printable,
-    refuse,
-    until_closed,
-)
+from tfrecord_io.terminal.printing import csv_cell, listed, no_formula, printable, until_closed
 from train.extras import by_patient, occlusion
 from train.extras.bucket import open_run
 from train.machine import console
@@ -82,7 +75,7 @@ def predict(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:  # the codecs of DICOM files
         raise UserError(str(error)) from error
     seen = [prediction.shape for prediction in predictions if prediction.shape]
-    if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
+    if warning := shapes.warn_of_unseen(seen, classifier.shapes):
         print(f"warning: {warning}", file=sys.stderr)
     shown: Sequence[Prediction] = predictions
     if pattern:
@@ -96,7 +89,7 @@ def predict(arguments: argparse.Namespace) -> int:
         if prediction.reject:
             rejected.setdefault(prediction.reject, []).append(prediction.name)
     for reject, names in rejected.items():
-        refuse(f"not predicted: {listed(names)}: {reject}")
+        print(f"error: not predicted: {printable(f'{listed(names)}: {reject}')}", file=sys.stderr)
     return 1 if rejected else 0
 
 

@@ -373,9 +373,9 @@ class Manifest:
 
 
 def _why_missing(folder: Folder) -> str:
-    names = () if folder.remote else folder.names()
     if not folder.remote and not Path(folder).is_dir():
         return "the folder does not exist"
+    names = () if folder.remote else [path.name for path in Path(folder).iterdir()]
     if "export" in names:
         return "this is a run, not a dataset; give the folder of a finished dataset"
     if names and not any(name == BUILD_DIR or name.endswith(".tfrecord") for name in names):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format.manifest import Manifest
 
 # Shapes that differ by less than this factor count as one.
@@ -34,9 +33,7 @@ def of_dataset(dataset: Manifest, splits: Iterable[str] | None = None) -> list[f
     return distinct(itertools.chain.from_iterable(known.get(name, ()) for name in names))
 
 
-def warn_of_unseen(
-    shapes: Iterable[float], trained: Sequence[float], preprocessing: Preprocessing
-) -> str | None:
+def warn_of_unseen(shapes: Iterable[float], trained: Sequence[float]) -> str | None:
     """Returns a warning if a network was not trained on the shapes of some images, or None.
 
     `trained` are the `distinct` shapes of the training images; none if they are unknown.
@@ -48,14 +45,7 @@ def warn_of_unseen(
     ]
     if not trained or not unseen:
         return None
-    how = "padded with black" if preprocessing.fit == "pad" else "stretched"
-    seen, learned = (
-        " to ".join(dict.fromkeys(f"{shape:#.2g}".rstrip(".") for shape in (some[0], some[-1])))
-        for some in (unseen, trained)
-    )
     return (
-        f"some images are {seen} times as wide as high, which no training image is (those are "
-        f"{learned} times); all are {how} to {preprocessing.width} x {preprocessing.height} "
-        "pixels, so they look like nothing that the network has learned, and its answers may be "
-        "wrong. Cut them to such a shape, or train on some of them"
+        f"some images are {unseen[-1]:.2g} times as wide as high, which no training image is, so "
+        "the network's answers may be wrong. Cut them to such a shape, or train on some of them"
     )

@@ -16,7 +16,7 @@ import markupsafe
 import numpy as np
 from PIL import Image
 
-from tfrecord_io.terminal.printing import number, printable
+from tfrecord_io.terminal.printing import printable
 
 if TYPE_CHECKING:
     import jinja2
@@ -197,8 +197,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for function in (number, plain, show):
-        templates.filters[function.__name__] = function
+    templates.filters |= {"plain": plain, "show": show}
     return templates
 
 

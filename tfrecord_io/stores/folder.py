@@ -111,22 +111,18 @@ class Folder(os.PathLike[str]):
         num_threads = NUM_THREADS if self.remote else 0
         return map_ahead(read, items, 2 * num_threads, num_threads=num_threads)
 
-    def names(self, folder: str = "") -> list[str]:
-        """Returns the names of the files of a folder below this one (this one by default)."""
-        prefix = self.path(folder)
-        if not self.remote:
-            directory = Path(prefix)
-            return sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
-        files = remote.list_files(prefix, recursive=False)
-        return sorted(file.url.rsplit("/", 1)[-1] for file in files)
+    def names(self, folder: str = "", *, recursive: bool = False) -> list[str]:
+        """Returns the names of the files of a folder below this one (this one by default).
 
-    def tree(self) -> list[str]:
-        """Returns the names of all files, with those of subfolders."""
+        With `recursive`, these are also `a/b` and the like, of subfolders.
+        """
+        top = self.path(folder)
         if self.remote:
-            start = len(self.root.rstrip("/")) + 1
-            return sorted(file.url[start:] for file in remote.list_files(self.root, recursive=True))
-        paths = (path for path in Path(self.root).rglob("*") if path.is_symlink() or path.is_file())
-        return sorted(path.relative_to(self.root).as_posix() for path in paths)
+            files = remote.list_files(top, recursive=recursive)
+            return sorted(file.url[len(top.rstrip("/")) + 1 :] for file in files)
+        paths = Path(top).rglob("*") if recursive else Path(top).glob("*")
+        files = (path for path in paths if path.is_symlink() or path.is_file())
+        return sorted(path.relative_to(top).as_posix() for path in files)
 
     def move(self, names: Sequence[str], to: Folder) -> None:
         """Moves files to the same names in a folder on the same disk or store, and syncs them."""

@@ -52,7 +52,7 @@ def promise(
     `old` are the names of the files that they replace; by default all that `own` matches.
     """
     aside = beside(folder)
-    new = aside.tree() if names is None else sorted(names)
+    new = aside.names(recursive=True) if names is None else sorted(names)
     content = {"new": new, "old": None if old is None else sorted(old)}
     aside.write(_LIST, json.dumps(content).encode())
     aside.sync_names()  # before anything else changes
@@ -60,7 +60,7 @@ def promise(
 
 def set_aside(folder: Folder, own: re.Pattern[str]) -> None:
     """Has the files whose names match `own` wait; `complete` brings them back."""
-    aside, names = waiting(folder), list(filter(own.fullmatch, folder.tree()))
+    aside, names = waiting(folder), list(filter(own.fullmatch, folder.names(recursive=True)))
     promise(folder, names)
     folder.move(names, aside)
     _prune(folder, names)
@@ -80,10 +80,10 @@ def complete(folder: Folder, own: re.Pattern[str]) -> None:
         return
     aside = beside(folder)
     content = json.loads(aside.read(_LIST))
-    listed, names = set(content["new"]), folder.tree()
+    listed, names = set(content["new"]), folder.names(recursive=True)
     old = filter(own.fullmatch, names) if content["old"] is None else content["old"]
     gone = set(names).intersection(old) - listed
-    coming = sorted(listed.intersection(aside.tree()))
+    coming = sorted(listed.intersection(aside.names(recursive=True)))
     folder.delete(name for name in gone.union(coming) if name.endswith(_PROOFS))
     aside.move([name for name in coming if not name.endswith(_PROOFS)], folder)
     folder.delete(gone)
@@ -103,7 +103,7 @@ def drop(folder: Folder) -> None:
     """Removes what waits."""
     aside = beside(folder)
     if aside.remote:
-        aside.delete(aside.tree())
+        aside.delete(aside.names(recursive=True))
     else:
         shutil.rmtree(aside.root, ignore_errors=True)
 

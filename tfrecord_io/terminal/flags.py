@@ -20,7 +20,6 @@ import functools
 import importlib.util
 import operator
 import re
-import shlex
 import sys
 import types
 import typing
@@ -30,7 +29,7 @@ from typing import Any, NoReturn, TypeVar
 
 from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.errors import MessageError, UserError
-from tfrecord_io.terminal.printing import printable, until_closed
+from tfrecord_io.terminal.printing import until_closed
 
 _Options = TypeVar("_Options")
 
@@ -302,13 +301,3 @@ def found_in(path: str, pattern: re.Pattern[str]) -> str | None:
     """
     match = pattern.search(path.rpartition("/")[2]) or pattern.search(path)
     return (match and match.group(1)) or None
-
-
-def rename_flag(names: Mapping[str, str]) -> str:
-    """Returns the flag of a build that gives labels other names, as a shell reads it.
-
-    >>> rename_flag({"no tumor": "no_tumor", "b": "c"})
-    "--rename_classes 'no tumor=no_tumor,b=c'"
-    """
-    pairs = (f"{printable(old)}={printable(new)}" for old, new in names.items())
-    return f"--rename_classes {shlex.quote(','.join(pairs))}"

@@ -98,11 +98,6 @@ def many(count: int, noun: str, plural: str | None = None) -> str:
     return f"{counted(count, noun, plural)} {'is' if count == 1 else 'are'}"
 
 
-def number(value: float) -> str:
-    """Returns a count such as `1,234`; with one digit behind the point if it is a mean."""
-    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
-
-
 def listed(names: Sequence[str], most: int = 5) -> str:
     """Returns names for a sentence, such as `a, b and 3 more` if `most` is 2."""
     shown = ", ".join(names[:most])
@@ -123,9 +118,3 @@ def differences(
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
     ]
-
-
-def refuse(message: str) -> int:
-    """Prints an error of usage, and returns the exit code that goes with it, 2."""
-    print(f"error: {printable(message)}", file=sys.stderr)
-    return 2

@@ -40,7 +40,7 @@ class Mirror:
         self._seen: dict[str, tuple[bytes, Any]] = {}
 
     def names(self) -> list[str]:
-        return list(filter(_is_mirrored, self._store.tree()))
+        return list(filter(_is_mirrored, self._store.names(recursive=True)))
 
     def download(self, names: Sequence[str]) -> None:
         """Copies files from the URL."""
