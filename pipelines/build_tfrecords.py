@@ -34,7 +34,7 @@ from pipelines.shards.finish import finish_dataset, list_rejects, require_finish
 from pipelines.sources.factory import Workers, open_source
 from pipelines.sources.source import Source
 from pipelines.stores import output_folder
-from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.format import manifest
 from tfrecord_io.stores.folder import Folder
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
     """
 
     source: Source
-    draft: Manifest
+    draft: manifest.Manifest
     refs: pa.Table
     tasks: Sequence[ShardTask]
     dropped: pa.Table
@@ -100,7 +100,7 @@ def make_dataset(options: BuildOptions) -> None:
             return
         if engine.returns_early(pipeline.options):
             run(job, pipeline, num_processes)
-            summary.print_not_waiting(output, is_replacing=job.build.replaces is not None)
+            print(f"not waiting for the job; its last file is {output}/{manifest.FILE_NAME}")
             return
         with launch.progress_bar(job.build.output, job.todo, job.num_finished):
             run(job, pipeline, num_processes)

@@ -44,8 +44,9 @@ def clear_read_errors(shown: str) -> Iterator[None]:
             raise
         reason = "out of memory" if isinstance(error, MemoryError) else error.strerror
         raise BuildError(
-            f"cannot read {shown}: {reason}. Check the disk, the permissions and the machine, "
-            "then run the same command again to resume"
+            f"cannot read {getattr(error, 'filename', None) or shown}: {reason}. Every worker must "
+            "be able to read it; check the disk, the permissions and the machine, and run the same "
+            "command again to resume"
         ) from None
 
 

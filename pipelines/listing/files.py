@@ -15,11 +15,11 @@ from pipelines import errors
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import BATCH_ROWS, REF_SCHEMA, RejectedFile
-from pipelines.sources.source import MAX_FILE_BYTES, NOT_PERMITTED, Member
+from pipelines.sources.source import MAX_FILE_BYTES, Member
 from tfrecord_io.decoding.preprocess import IMAGE_SUFFIXES, split_frame_path
 from tfrecord_io.format.person import column_in_one_form
 from tfrecord_io.terminal.flags import found_in
-from tfrecord_io.terminal.printing import counted, printable
+from tfrecord_io.terminal.printing import counted, one_form, printable
 
 # Endings of texts that lie beside images, such as annotations. An unknown ending may be that of an
 # image, as DICOM files have any.
@@ -42,7 +42,7 @@ def read_files(members: Iterable[Member], options: ListingOptions) -> Images:
     """Counts the files of a source, and returns those that may be images, by their names and sizes.
 
     Raises:
-        errors.BuildError: if this user may not read some files.
+        errors.BuildError: if the input cannot be read.
         errors.UserError: if no file can be used.
     """
     include, exclude = options.include_regex or "", options.exclude_regex
@@ -51,9 +51,9 @@ def read_files(members: Iterable[Member], options: ListingOptions) -> Images:
 
     def candidates() -> Iterator[tuple[str | int | None, ...]]:
         nonlocal num_files, excluded
-        for member in (member.in_one_form for member in members):
+        for member in members:
             num_files += 1
-            name = member.name
+            name = one_form(member.name)  # in which names are compared
             if not re.search(include, name) or (exclude and re.search(exclude, name)):
                 excluded += 1
             elif reason := _ignored_reason(name):
@@ -63,19 +63,12 @@ def read_files(members: Iterable[Member], options: ListingOptions) -> Images:
             elif ending_of(name) in _TEXT_ENDINGS:
                 others.append(name)
             else:
-                yield *member[:5], member.spelled
+                yield name, *member[1:5], None if name == member.name else member.name
 
     rows, batches = candidates(), list[pa.RecordBatch]()
     while some := list(itertools.islice(rows, BATCH_ROWS)):
         columns = dict(zip(_FILE_SCHEMA.names, zip(*some, strict=True), strict=True))
         batches.append(pa.RecordBatch.from_pydict(columns, _FILE_SCHEMA))
-    forbidden = [file.source_path for file in rejects if file.reason == NOT_PERMITTED]
-    if forbidden:
-        raise errors.BuildError(
-            f"this user may not read {len(forbidden):,} files or folders of the input, such as "
-            f"{printable(min(forbidden))}. Permit it (chmod), and run the same command again; or, "
-            "to leave them out, move them out of the input or give them names that begin with a dot"
-        )
     if num_files and excluded == num_files:
         raise errors.UserError(
             f"--include_regex and --exclude_regex leave out all of {counted(num_files, 'file')}; "

@@ -35,7 +35,7 @@ def list_images(
     Raises:
         errors.UserError: if the input or an option is wrong, no image is found, or there is a DICOM
             file and pydicom or a codec is not installed.
-        errors.BuildError: if a store does not answer, or this user may not read some files.
+        errors.BuildError: if the input cannot be read, or a store does not answer.
     """
     labels = labels or read_table(options)
     files = read_files(source.members(), options)

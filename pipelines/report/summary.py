@@ -61,12 +61,6 @@ def say(*lines: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def print_not_waiting(output: str, *, is_replacing: bool) -> None:
-    """Prints that the job goes on without this process."""
-    sign = ".scan-tfrecords in {} is gone" if is_replacing else "{} has a manifest.json"
-    print(f"not waiting for the job; when it is done, {sign.format(output)}")
-
-
 def print_built(output: str) -> None:
     """Prints what a finished build made in the folder or URL `output`."""
     dataset = Manifest.load(output)

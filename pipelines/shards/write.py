@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from multiprocessing.sharedctypes import Synchronized
 from typing import IO, Any
@@ -219,7 +219,9 @@ def _write_images(
         warnings.simplefilter("ignore")
         for place, (ref, read, variant, key) in enumerate(planned_rows):
             try:
-                data, image = _decode(preprocessing, reader, ref, read)
+                with errors.clear_read_errors(ref.source_path):
+                    data = read()
+                    image = preprocess.decode_image(data, preprocessing, ref.frame)
             except Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
                 if not variant:
@@ -259,40 +261,6 @@ def _read_part(reader: Reader, ref: ImageRef) -> _Data:
         return reader.read(ref.member)
     with reader.open(ref.member) as file:
         return dicom.read_frame(file, ref.frame)
-
-
-def _decode(
-    preprocessing: Preprocessing,
-    reader: Reader,
-    ref: ImageRef,
-    read: Callable[[], _Data],
-) -> tuple[_Data, preprocess.DecodedImage]:
-    """Returns what was read of an image, and the image.
-
-    Raises:
-        Reject: if it cannot be decoded, and reads the same a second time.
-        errors.BuildError: if it cannot be read.
-    """
-    attempts: list[tuple[_Data, Reject]] = []
-    # A server, a cable or a disk may have garbled the file the first time.
-    for read_again in (read, functools.partial(_read_part, reader, ref)):
-        data: _Data = b""
-        try:
-            with errors.clear_read_errors(ref.source_path):
-                data = read_again()
-                return data, preprocess.decode_image(data, preprocessing, ref.frame)
-        except Reject as reject:
-            attempts.append((data, reject))
-        except (OSError, EOFError, IndexError):
-            why = Reject("undecodable", f"the file has no whole picture {ref.frame}")
-            attempts.append((data, why))
-    (before, why_before), (now, why_now) = attempts
-    if str(why_now) == str(why_before) and (not isinstance(now, bytes) or now == before):
-        raise why_now
-    raise errors.BuildError(
-        f"{ref.source_path} has other bytes each time that it is read; check the disk, the "
-        "network and the server, then run the same command again to resume"
-    )
 
 
 def _check_decoder(planned: Mapping[str, str]) -> None:

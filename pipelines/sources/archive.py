@@ -11,62 +11,32 @@ import dataclasses
 import io
 import mmap
 import os
-import shlex
 import stat
 import struct
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import deflate
 
 from pipelines import errors
 from pipelines.sources.source import Member, Reader, Source
-from tfrecord_io.decoding.rejects import START_BYTES, Reject, what_is
+from tfrecord_io.decoding.rejects import Reject, what_is
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.files import announce
-from tfrecord_io.stores.remote import RangeFile
-from tfrecord_io.terminal.address import Address
+from tfrecord_io.terminal.address import Address, is_remote
 
-_ENCRYPTED, _UTF_8 = 0x1, 0x800
+_ENCRYPTED = 0x1
 
 # The local header of a member: its method of compression, and the lengths of the name and of the
 # extra field that follow it (APPNOTE.TXT 4.3.7).
 _HEADER = struct.Struct("<4s4xH16xHH")
 _HEADER_SIGNATURE = b"PK\x03\x04"
-
-# APPNOTE.TXT 4.3.16: the end record, with the number of members; a comment may follow.
-_END = struct.Struct("<4s6xH10x")
-_END_SIGNATURE = b"PK\x05\x06"
-
-
-@dataclasses.dataclass(frozen=True)
-class LocalFile:
-    """An archive on a disk that every worker can read, as `remote.StoredFile` is one on a store.
-
-    Attributes:
-        path: the file.
-        version: its size in bytes, and the time of its last change in ns.
-    """
-
-    path: Path
-    version: tuple[int, int]
-
-    @property
-    def url(self) -> str:
-        return str(self.path)
-
-    def open(self) -> BinaryIO:
-        with errors.clear_read_errors(f"{self.path} (every worker must be able to read it)"):
-            return self.path.open("rb")
-
-
-def _version_of(file: Path | int) -> tuple[int, int]:
-    status = os.stat(file)  # noqa: PTH116 - a Path has no descriptor
-    return status.st_size, status.st_mtime_ns
+# More than these two take, as a rule, so that one read is enough.
+_NAME_BYTES = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,26 +44,63 @@ class ArchiveSource(Source):
     """Images in a zip, see `open_archive`. If the file changes, reading it is an error.
 
     Attributes:
-        file: the archive.
+        file: the archive; on a disk, which every worker must be able to read, its mark is the time
+            of its last change.
         facts: its entry in the manifest.
     """
 
-    file: LocalFile | remote.StoredFile
+    file: remote.StoredFile
     facts: Mapping[str, Any]
 
     def members(self) -> Iterator[Member]:
-        with self.file.open() as file:
-            yield from zip_members(file, self.file.url)
+        """Yields every file; a link has a problem. A zip that is not read whole is refused."""
+        url = self.file.url
+        try:
+            # macOS writes UTF-8 without the flag of UTF-8.
+            with (
+                errors.clear_read_errors(url),
+                self.file.open() as file,
+                zipfile.ZipFile(file, metadata_encoding="utf-8") as archive,
+            ):
+                infos = archive.infolist()
+            if min((info.header_offset for info in infos), default=0):
+                raise zipfile.BadZipFile("it begins with other data, as where archives were joined")
+            for info in infos:
+                if info.flag_bits & _ENCRYPTED:
+                    raise zipfile.BadZipFile(f"{info.filename!r} is encrypted")
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise zipfile.BadZipFile(
+                        f"{info.filename!r} is compressed by method {info.compress_type}, not by 8"
+                    )
+        except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+            kind = what_is(self.facts["name"])
+            raise errors.UserError(
+                f"{url} is not a complete zip that can be read: {error}"
+                f"{f' (by its name {kind})' if kind else ''}. Download or copy it again; "
+                "unpack it with the program that packed it, and give the folder as --input; or, if "
+                "it was split into parts, join them first: cat NAME.zip.* > NAME.zip for "
+                "NAME.zip.001, or zip -s 0 NAME.zip --out WHOLE.zip for NAME.z01"
+            ) from None
+        for info in infos:
+            # `ZipInfo.is_dir` fails on an empty name. A damaged name can end like a folder's.
+            if info.file_size or not info.filename.endswith("/"):
+                # The upper half of the attributes is the file mode if it was made on Unix.
+                is_link = stat.S_ISLNK(info.external_attr >> 16)
+                problem = ("link", "a symbolic link") if is_link else None
+                place = info.header_offset, info.compress_size
+                yield Member(info.filename, info.file_size, *place, info.CRC, problem)
+
+    def same_content(self, one: Member, other: Member) -> bool:
+        return one.version == other.version
 
     @contextlib.contextmanager
     def open(self) -> Iterator[ArchiveReader]:
-        if isinstance(self.file, LocalFile):
-            with self.file.open() as file:
-                yield _LocalReader(file.fileno(), self.file)
-        else:
-            reader = ArchiveReader(self.file.read, self.file.size)
-            reader.num_parallel_reads = remote.NUM_CONNECTIONS
-            yield reader
+        with contextlib.ExitStack() as stack:
+            descriptor = None
+            if not is_remote(self.file.url):
+                with errors.clear_read_errors(self.file.url):
+                    descriptor = stack.enter_context(Path(self.file.url).open("rb")).fileno()
+            yield ArchiveReader(self.file, descriptor)
 
     def describe(self) -> dict[str, Any]:
         return {**self.facts}
@@ -103,63 +110,50 @@ def open_archive(place: Path | Address, **facts: Any) -> ArchiveSource:
     """Returns the source of a zip on a disk or on an object store; `facts` are for the manifest.
 
     Raises:
-        errors.UserError: if there is no such file, or it is not a whole zip.
+        errors.UserError: if there is no such file on the store.
         errors.StoreError: if the store does not answer, or refuses.
     """
-    file: LocalFile | remote.StoredFile
-    if isinstance(place, Path):
-        file = LocalFile(place, _version_of(place))
-    else:
-        try:
-            file = remote.describe(place)
-        except FileNotFoundError:
-            raise errors.UserError(f"--input {place} is not a file") from None
-    name = str(place).rstrip("/").rsplit("/", 1)[-1]
-    with errors.clear_read_errors(str(place)), file.open() as opened:
-        start = opened.read(START_BYTES)
-    if not start.startswith(b"PK"):
-        kind = what_is(name, start)
-        raise errors.UserError(
-            f"{place} is not a zip{f', but {kind}' if kind else ''}; unpack others, as with "
-            f"tar xf {shlex.quote(name)} -C FOLDER, and give the folder as --input; a table of the "
-            "images is given as --labels"
-        )
+    try:
+        local = isinstance(place, Path)
+        file = _on_disk(str(place), place.stat()) if local else remote.describe(place)
+    except FileNotFoundError:
+        raise errors.UserError(f"--input {place} is not a file") from None
+    name = file.url.rstrip("/").rsplit("/", 1)[-1]
     return ArchiveSource(file, {"kind": "archive", "name": name, **facts})
 
 
+def _on_disk(path: str, status: os.stat_result) -> remote.StoredFile:
+    return remote.StoredFile(path, status.st_size, str(status.st_mtime_ns))
+
+
 class ArchiveReader(Reader):
-    """Reads the members of a zip of `size` bytes.
+    """Reads the members of a zip; on a disk, by the `descriptor` of the open file."""
 
-    `read_at` returns bytes of the archive itself, by a place and a length that exist.
-    """
+    def __init__(self, file: remote.StoredFile, descriptor: int | None) -> None:
+        self._file, self._descriptor = file, descriptor
+        self._checked, self._lock = set[int](), threading.Lock()
+        self.num_parallel_reads = remote.NUM_CONNECTIONS if descriptor is None else 1
 
-    def __init__(self, read_at: Callable[[int, int], bytes | memoryview], size: int) -> None:
-        self._read_existing = read_at
-        self._size = size
-        self._checked: set[int] = set()
-        self._lock = threading.Lock()
-
-    def _read_at(self, start: int, length: int) -> memoryview:
-        # Some stores refuse a range that ends beyond the file.
-        length = min(length, self._size - start)
-        return memoryview(self._read_existing(start, length) if length > 0 else b"")
-
-    def require_unchanged(self) -> None:
-        """Raises `errors.BuildError` if the archive is not what was listed."""
+    def announce(self, member: Member) -> None:
+        if self._descriptor is not None:
+            # An invalid offset is reported when the member is read.
+            with contextlib.suppress(OSError, OverflowError):
+                # A page more, because a header is before the content: a page that is not
+                # announced would be waited for behind all that are.
+                announce(self._descriptor, member.offset, member.stored_size + mmap.PAGESIZE)
 
     def read(self, member: Member) -> bytes:
         """Returns a member's content, in one read unless its header is unusually long."""
         method, _, stored = self._read_stored(member, member.stored_size)
+        data: bytes | bytearray | memoryview = stored
         if method == zipfile.ZIP_DEFLATED:
             try:  # in no more memory than its declared size
-                data = bytes(deflate.deflate_decompress(stored, member.size))
+                data = deflate.deflate_decompress(stored, member.size)
             except deflate.DeflateError:
                 raise self._damaged("it does not inflate to its size") from None
-        else:
-            data = bytes(stored)
         if len(data) != member.size or deflate.crc32(data) != member.version:
             raise self._damaged("its checksum is wrong")
-        return data
+        return bytes(data)
 
     def read_start(self, member: Member, length: int) -> bytes:
         """Returns the first bytes of a member, without checking them; fewer if it is damaged."""
@@ -175,17 +169,15 @@ class ArchiveReader(Reader):
         method, start, _ = self._read_stored(member, 0)
         if method != zipfile.ZIP_STORED:
             return super().open(member)
-        with self._lock:
+        with self._lock:  # of the threads that want frames of it, one checks it
             if member.offset not in self._checked:
                 self.read(member)
                 self._checked.add(member.offset)
-        return io.BufferedReader(RangeFile(self._read_at, member.size, member.offset + start))
+        return io.BufferedReader(remote.RangeFile(self._read_at, member.size, start))
 
     def _read_stored(self, member: Member, length: int) -> tuple[int, int, memoryview]:
-        """Returns a member's compression method, the length of its header, and its first bytes."""
-        # A guess at the length of the local header's variable part, so that one read is enough.
-        guess = len(member.name.encode()) + 64
-        block = self._read_at(member.offset, _HEADER.size + guess + length)
+        """Returns a member's compression method, the place of its content, and its first bytes."""
+        block = self._read_at(member.offset, _HEADER.size + _NAME_BYTES + length)
         if len(block) < _HEADER.size or block[:4] != _HEADER_SIGNATURE:
             raise self._damaged("it is not where the index says")
         _, method, *lengths = _HEADER.unpack_from(block)
@@ -193,95 +185,22 @@ class ArchiveReader(Reader):
         stored = block[start : start + length]
         if len(stored) < length:
             stored = self._read_at(member.offset + start, length)
-        return method, start, stored
+        return method, member.offset + start, stored
 
-    def _damaged(self, how: str) -> Reject:
-        self.require_unchanged()
-        return Reject("unreadable_member", f"damaged in the archive: {how}")
-
-
-class _LocalReader(ArchiveReader):
-    """Reads an archive on a disk, which is open."""
-
-    def __init__(self, descriptor: int, file: LocalFile) -> None:
-        super().__init__(self._pread, file.version[0])
-        self._descriptor = descriptor
-        self._file = file
-
-    def _pread(self, start: int, length: int) -> bytes:
+    def _read_at(self, start: int, length: int) -> memoryview:
+        # Some stores refuse a range that ends beyond the file.
+        length = min(length, self._file.size - start)
+        if length <= 0:
+            return memoryview(b"")
+        if self._descriptor is None:
+            return memoryview(self._file.read(start, length))
         with errors.clear_read_errors(self._file.url):
-            data = os.pread(self._descriptor, length, start)
-        if len(data) != length:
-            raise errors.changed(self._file.url)
-        return data
+            return memoryview(os.pread(self._descriptor, length, start))
 
-    def require_unchanged(self) -> None:
-        if _version_of(self._descriptor) != self._file.version:
-            raise errors.changed(self._file.url)
-
-    def announce(self, member: Member) -> None:
-        # An invalid offset is reported when the member is read.
-        with contextlib.suppress(OSError, OverflowError):
-            # A page more, because a header is before the content: a page that is not
-            # announced would be waited for behind all that are.
-            announce(self._descriptor, member.offset, member.stored_size + mmap.PAGESIZE)
-
-
-def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
-    """Opens a zip whose index has all of its members.
-
-    Raises:
-        zipfile.BadZipFile: if the file is not a zip, its index points outside of it or names other
-            members than its end record counts, or bytes are before the first member or behind the
-            end, as in zips that were joined.
-    """
-    archive = zipfile.ZipFile(file)
-    infos = archive.infolist()
-    file.seek(-_END.size - len(archive.comment), io.SEEK_END)
-    signature, num_promised = _END.unpack(file.read(_END.size))
-    if (
-        signature != _END_SIGNATURE
-        or min((info.header_offset for info in infos), default=0)
-        or any(info.header_offset + info.compress_size > archive.start_dir for info in infos)
-        # 65535 stands for a larger number in a zip64 record, or some writers let it wrap around.
-        or num_promised not in (0xFFFF, len(infos) % (1 << 16))
-    ):
-        raise zipfile.BadZipFile(
-            f"its index of {len(infos):,} members does not fit the file, as where archives were "
-            "joined; unpack these one by one, and give the folder"
-        )
-    return archive
-
-
-def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
-    """Yields every file of a zip, which an error calls `shown`; see `open_zip`."""
-    try:
-        with errors.clear_read_errors(shown):
-            infos = open_zip(file).infolist()
-        for info in infos:
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise zipfile.BadZipFile(
-                    f"{info.filename!r} is compressed by method {info.compress_type}, not by 8"
-                )
-            # macOS writes UTF-8 without the flag of UTF-8; `zipfile` reads it as cp437.
-            if not info.flag_bits & _UTF_8 and not info.orig_filename.isascii():
-                info.filename = info.orig_filename.encode("cp437").decode()
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
-        why = "a name is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
-        raise errors.UserError(
-            f"{shown} is not a complete zip that can be read ({why}). Download or copy it again; "
-            "unpack it with the program that packed it, and give the folder as --input; or, if it "
-            "was split into parts, join them first: cat NAME.zip.* > NAME.zip for NAME.zip.001, or "
-            "zip -s 0 NAME.zip --out WHOLE.zip for NAME.z01"
-        ) from None
-    for info in infos:
-        # `ZipInfo.is_dir` fails on an empty name. A damaged name can end like a folder's.
-        if info.file_size or not info.filename.endswith("/"):
-            problem = None
-            if info.flag_bits & _ENCRYPTED:
-                problem = "encrypted", "the member is encrypted"
-            # The upper half of the attributes is the file mode if the archive was made on Unix.
-            elif stat.S_ISLNK(info.external_attr >> 16):
-                problem = "link", "a symbolic link"
-            place = info.header_offset, info.compress_size
-            yield Member(info.filename, info.file_size, *place, info.CRC, problem)
+    def _damaged(self, how: str) -> Exception:
+        """Returns a Reject, or the error that the archive is not what was listed."""
+        if self._descriptor is not None:
+            now = _on_disk(self._file.url, os.fstat(self._descriptor))
+            if now != self._file:
+                return errors.changed(self._file.url)
+        return Reject("unreadable_member", f"damaged in the archive: {how}")

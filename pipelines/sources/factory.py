@@ -36,7 +36,6 @@ _INPUTS = {
 }
 # The flags that one source alone reads.
 _ONLY_FOR = {"kaggle_dataset": "kaggle", "num_examples": "synthetic"}
-_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".rar", ".7z")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,8 +101,8 @@ def _source_of(address: str | None) -> str:
         return "kaggle"
     if address.lower().endswith(".npz"):
         return "npz"
-    is_archive = address.lower().endswith(_ARCHIVES) and not Path(address).is_dir()
-    return "archive" if is_archive or Path(address).is_file() else "directory"
+    is_zip = address.lower().endswith(".zip") and not Path(address).is_dir()
+    return "archive" if is_zip or Path(address).is_file() else "directory"
 
 
 def open_source(options: SourceOptions, workers: Workers, seed: int, output: Folder) -> Source:

@@ -13,13 +13,13 @@ import os
 import re
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import requests
 
 from pipelines import errors
-from pipelines.sources.archive import open_zip
 from tfrecord_io.decoding.rejects import is_of_content
 from tfrecord_io.stores import file_lock
 from tfrecord_io.stores.files import sync_folder
@@ -27,12 +27,9 @@ from tfrecord_io.stores.files import sync_folder
 DEFAULT_DATASET = "paultimothymooney/kermany2018"
 
 _HOW_TO_AUTHENTICATE = """\
-Kaggle needs credentials, and they are free: sign in at https://www.kaggle.com, open
-https://www.kaggle.com/settings/api and generate a token. Then do one of these:
-  export KAGGLE_API_TOKEN=TOKEN        the token itself, or the path of a file that holds it
-  save it as ~/.kaggle/access_token    (chmod 600)
-  kaggle auth login                    log in with the browser (OAuth), no token to copy
-To try the build without an account, run with --source synthetic, which needs no credentials."""
+Kaggle needs credentials, and they are free: generate a token at https://www.kaggle.com/settings/api
+and give it as KAGGLE_API_TOKEN, save it as ~/.kaggle/access_token (chmod 600), or run
+kaggle auth login. To try the build without an account, run with --source synthetic."""
 
 
 def download_archive(dataset: str, download_dir: Path) -> Path:
@@ -118,7 +115,7 @@ def _require_sound(part: Path) -> None:
         OSError: if the disk failed.
     """
     try:
-        with part.open("rb") as raw, open_zip(raw) as archive:
+        with zipfile.ZipFile(part) as archive:
             print(f"checking {part.name}", file=sys.stderr)
             damaged = archive.testzip()
             damage = damaged and f"the checksum of {damaged!r} is wrong"

@@ -1,8 +1,8 @@
-"""Images in arrays of a .npz file, such as `train_images` beside `train_labels` of MedMNIST.
+"""Images and labels in arrays of a .npz file, named as MedMNIST's: `train_images`, `train_labels`.
 
 The images are written once into a zip, as files of the format PGM or PPM, which hold the same
-numbers; a compressed array can be read only from its start. The listing reads the other arrays as
-it reads a table of `--labels`.
+numbers; a compressed array can be read only from its start. The listing reads the labels as it
+reads a table of `--labels`.
 """
 
 from __future__ import annotations
@@ -11,33 +11,25 @@ import contextlib
 import dataclasses
 import functools
 import math
-import re
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.lib import format as npy
 
 from pipelines import errors
-from pipelines.sources.source import MAX_FILE_BYTES
-from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.stores.files import atomic_write
 
-
-class _Array(NamedTuple):
-    """An array of the file, by its header: its shape, its type, and the CRC-32 of its bytes."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    crc: int
-
-    @property
-    def row_length(self) -> int:
-        return math.prod(self.shape[1:])
+_SPLITS = ("train", "val", "test")
+_RULE = (
+    "expected arrays train_images and train_labels, and such of val and test if there are some: "
+    "images as uint8 [images, height, width] or [images, height, width, 3] of one size, in C "
+    "order, and labels as whole numbers [images] or [images, labels of each]"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +46,13 @@ class NpzFile:
 
     def packed(self, folder: Path) -> Path:
         """Returns a zip of all images in a local folder; it is written if it is not there."""
-        crcs = "-".join(f"{array.crc:08x}" for array in self._images.values())
-        target = folder / f"{self.path.name}.{crcs}.zip"
+        shape, labels = self._found
+        status = self.path.stat()
+        target = folder / f"{self.path.name}.{status.st_size}.{status.st_mtime_ns}.zip"
         if target.exists():
             return target
         folder.mkdir(0o700, parents=True, exist_ok=True)
+        header = b"P%d %d %d 255\n" % (6 if shape[2:] else 5, shape[1], shape[0])
         with (
             self._clear_errors(),
             zipfile.ZipFile(self.path) as arrays,
@@ -66,96 +60,74 @@ class NpzFile:
             atomic_write(target) as file,
             zipfile.ZipFile(file, "w") as pictures,
         ):
-            for name, (shape, dtype, _) in self._images.items():
-                kind = 6 if shape[3:] == (3,) else 5
-                header = b"P%d %d %d %d\n" % (kind, shape[2], shape[1], np.iinfo(dtype).max)
-                with arrays.open(f"{name}.npy") as rows:
+            for split in labels:
+                with arrays.open(f"{split}_images.npy") as rows:
                     _read_header(rows)
-                    for row in range(shape[0]):
-                        pixels = np.frombuffer(
-                            rows.read(math.prod(shape[1:]) * dtype.itemsize), dtype
-                        )
-                        big_endian = pixels.astype(dtype.newbyteorder(">")).tobytes()
-                        pictures.writestr(f"{name}#{row}", header + big_endian)
+                    for row in range(len(labels[split])):
+                        pixels = rows.read(math.prod(shape))
+                        pictures.writestr(f"{split}_images#{row}", header + pixels)
                     rows.read(1)  # at its end, the checksum is compared
         return target
 
     def columns(self) -> dict[str, pa.ChunkedArray]:
-        """Returns `path`, the name of each row's image, and all that is known of it, by name."""
-        tables = []
-        with self._clear_errors(), np.load(self.path, allow_pickle=False) as arrays:
-            for name, (shape, _, _) in self._images.items():
-                cells: dict[str, Any] = {"path": [f"{name}#{row}" for row in range(shape[0])]}
-                start, known = name.removesuffix("images"), re.search(SPLIT_NAME, name.lower())
-                if split := known[1] if known else start.strip("_"):
-                    cells["split"] = [split] * shape[0]
-                for other, array in self._arrays.items():
-                    column = other.removeprefix(start)
-                    if other.startswith(start) and array.row_length == 1:
-                        cells["label" if column == "labels" else column] = arrays[other].ravel()
-                    elif other == f"{start}labels":
-                        cells |= dict(zip(self.label_columns, arrays[other].T, strict=True))
-                tables.append(pa.table(cells))
-            table = pa.concat_tables(tables, promote_options="permissive")
-        return dict(zip(table.column_names, table.columns, strict=True))
+        """Returns `path`, the name of each image, its `split`, and its `label` or labels."""
+        labels = self._found[1]
+        names = self.label_columns or ("label",)
+        values = np.concatenate([*labels.values()]).T
+        splits = [split for split, rows in labels.items() for _ in rows]
+        paths = [f"{split}_images#{row}" for split in labels for row in range(len(labels[split]))]
+        columns = {"path": paths, "split": splits, **dict(zip(names, values, strict=True))}
+        return {name: pa.chunked_array([cells]) for name, cells in columns.items()}
 
     @property
     def label_columns(self) -> tuple[str, ...]:
         """The columns of 0 and 1 that hold the labels, if there are several."""
-        widths = [a.row_length for name, a in self._arrays.items() if name.endswith("labels")]
-        return tuple(map(str, range(max(widths)))) if max(widths, default=1) > 1 else ()
+        width = self._found[1]["train"].shape[1]
+        return tuple(map(str, range(width))) if width > 1 else ()
 
     @property
-    def image_size(self) -> tuple[int, int] | None:
-        """Height and width of all images in pixels, if they have one size."""
-        sizes = {(array.shape[1], array.shape[2]) for array in self._images.values()}
-        return sizes.pop() if len(sizes) == 1 else None
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of all images in pixels."""
+        return self._found[0][:2]
 
     @functools.cached_property
-    def _arrays(self) -> dict[str, _Array]:
-        found = {}
-        with self._clear_errors(), zipfile.ZipFile(self.path) as archive:
-            for info in archive.infolist():
-                with archive.open(info) as file:
+    def _found(self) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
+        """The shape of each image, and by split the labels, [images, labels of each]."""
+        shapes, found = set[tuple[int, ...]](), dict[str, np.ndarray]()
+        with self._clear_errors(), np.load(self.path, allow_pickle=False) as arrays:
+            for split in _SPLITS:
+                if split != "train" and f"{split}_images" not in arrays:
+                    continue
+                with arrays.zip.open(f"{split}_images.npy") as file:
                     shape, is_fortran, dtype = _read_header(file)
-                    held, said = info.file_size - file.tell(), math.prod(shape) * dtype.itemsize
-                # Pickled objects, of another length, are refused when they are loaded.
-                if (is_fortran and len(shape) > 2) or (held != said and not dtype.hasobject):
+                labels = arrays[f"{split}_labels"]
+                found[split] = labels.reshape(len(labels), -1)
+                shapes |= {(*shape[1:], *labels.shape[1:])}
+                is_picture = dtype == np.uint8 and not is_fortran
+                is_picture &= len(shape) == 3 or shape[3:] == (3,)
+                is_labelled = labels.dtype.kind in "iu" and len(labels) == shape[0]
+                if not is_picture or not is_labelled or len(shapes) > 1:
                     raise ValueError(
-                        f"{info.filename} holds {held:,} bytes; expected {said:,} in C order"
+                        f"{split}_images is {dtype} {list(shape)}{' in Fortran order' * is_fortran}"
+                        f", {split}_labels {labels.dtype} {list(labels.shape)}"
                     )
-                found[info.filename.removesuffix(".npy")] = _Array(shape, dtype, info.CRC)
-        return found
-
-    @functools.cached_property
-    def _images(self) -> dict[str, _Array]:
-        images = {name: array for name, array in self._arrays.items() if name.endswith("images")}
-        for name, array in images.items():
-            is_picture = len(array.shape) == 3 or array.shape[3:] in ((1,), (3,))
-            size = array.row_length * array.dtype.itemsize
-            is_small = 0 < size <= MAX_FILE_BYTES
-            if not (is_picture and is_small and array.dtype.str[1:] in ("u1", "u2")):
-                raise errors.UserError(
-                    f"--input {self.path}: {name} is {array.dtype} {list(array.shape)}; expected "
-                    "uint8 or uint16 [images, height, width], with [..., 3] for RGB, of 1 to "
-                    f"{MAX_FILE_BYTES:,} bytes an image"
-                )
-        if not images:
-            raise errors.UserError(
-                f"--input {self.path} has the arrays {', '.join(self._arrays)}; expected names "
-                "that end with images and labels, such as train_images and train_labels"
-            )
-        return images
+        return shape[1:], found
 
     @contextlib.contextmanager
     def _clear_errors(self) -> Iterator[None]:
         try:
             with errors.clear_read_errors(str(self.path)):
                 yield
-        except (pa.ArrowException, zipfile.BadZipFile, zlib.error, EOFError, LookupError,
-                ValueError, OSError) as error:  # fmt: skip
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            LookupError,
+            ValueError,
+            OSError,
+        ) as error:
             raise errors.UserError(
-                f"--input {self.path} could not be read as --source npz: {error}"
+                f"--input {self.path} could not be read as --source npz: {error}; {_RULE}"
             ) from None
 
 

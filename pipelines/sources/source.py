@@ -7,26 +7,23 @@ from __future__ import annotations
 
 import collections
 import io
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from tfrecord_io.stores.ahead import map_ahead
-from tfrecord_io.terminal.printing import one_form
 
 #: A larger file is rejected as not a scan, because reading it could exhaust a worker's memory.
 MAX_FILE_BYTES = 256 * 1024 * 1024
 
-#: The problem of a file that this user may not read. It ends the build, because it can be mended.
-NOT_PERMITTED = "not_permitted"
-
-# Files are announced in groups of this many files and about this many bytes, some groups ahead: a
-# disk that can choose among many reads gives several times as many a second as with eight. Larger
-# files are not announced: most are not images, or only some of their frames are needed.
+# Files are announced in groups of this many, some groups ahead: a disk that can choose among many
+# reads gives several times as many a second as with eight. Larger files are not announced: they
+# would fill the memory, and the disk reads ahead in each of them.
 _GROUP = 32
-_GROUP_BYTES = 16 * 1024 * 1024
 _GROUPS_AHEAD = 8
+_ANNOUNCED_BYTES = 1024 * 1024
 
 _Result = TypeVar("_Result")
 
@@ -41,7 +38,6 @@ class Member(NamedTuple):
         stored_size: size in the archive in bytes, compressed or not.
         version: a number that changes when the content changes.
         problem: (reason, detail) if it is already known that the file cannot be read.
-        spelled: the name in the source, if `name` is its other form, see `in_one_form`.
     """
 
     name: str
@@ -50,13 +46,6 @@ class Member(NamedTuple):
     stored_size: int = 0
     version: int = 0
     problem: tuple[str, str] | None = None
-    spelled: str | None = None
-
-    @property
-    def in_one_form(self) -> Member:
-        """The member by its name in `printing.one_form`, in which the listing compares names."""
-        name = one_form(self.name)
-        return self if name == self.name else self._replace(name=name, spelled=self.name)
 
 
 class Reader(Protocol):
@@ -101,8 +90,9 @@ class Source(Protocol):
         ...
 
     def same_content(self, one: Member, other: Member) -> bool:
-        """Returns whether two files of one size are the same; by default by their versions."""
-        return one.version == other.version
+        """Returns whether two files of one size are the same; by default, both are read."""
+        with self.open() as reader:
+            return reader.read(one) == reader.read(other)
 
     def open(self) -> AbstractContextManager[Reader]:
         """Opens the source on a worker."""
@@ -149,22 +139,12 @@ def _attempt(read: _Read[_Result]) -> Callable[[], _Result]:
 
 def _announced(reader: Reader, reads: Iterable[_Read[_Result]]) -> Iterator[Callable[[], _Result]]:
     # In groups: a call between two decoded images finds cold caches and takes several times longer.
-    ahead: collections.deque[list[_Read[_Result]]] = collections.deque()
-    for group in _groups(reads):
+    reads, ahead = iter(reads), collections.deque[list[_Read[_Result]]]()
+    while group := list(itertools.islice(reads, _GROUP)):
         for member, _ in sorted(group, key=lambda read: read[0].offset):
-            if member.stored_size <= _GROUP_BYTES:
+            if member.stored_size <= _ANNOUNCED_BYTES:
                 reader.announce(member)
         ahead.append(group)
         if len(ahead) > _GROUPS_AHEAD:
             yield from (read for _, read in ahead.popleft())
     yield from (read for group in ahead for _, read in group)
-
-
-def _groups(reads: Iterable[_Read[_Result]]) -> Iterator[list[_Read[_Result]]]:
-    group: list[_Read[_Result]] = []
-    for read in reads:
-        group.append(read)
-        if len(group) == _GROUP or sum(member.stored_size for member, _ in group) > _GROUP_BYTES:
-            yield group
-            group = []
-    yield group

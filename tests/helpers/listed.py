@@ -24,6 +24,9 @@ class Listed(Source, Reader):
     def members(self) -> Iterable[Member]:
         return self._members
 
+    def same_content(self, one: Member, other: Member) -> bool:
+        return one.version == other.version
+
     def describe(self) -> dict[str, object]:
         return {"kind": "listed"}
 

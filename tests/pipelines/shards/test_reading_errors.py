@@ -13,7 +13,6 @@ from PIL import ImageFile
 from source_files import list_input
 
 from pipelines import errors
-from pipelines.sources import directory
 from tfrecord_io.format.manifest import Manifest
 
 TREE = scan_tree({"train": 3})
@@ -51,7 +50,7 @@ def test_an_input_that_cannot_be_listed_ends_the_build(
 
     with monkeypatch.context() as patch:
         patch.setattr(where, function, fail)
-        with pytest.raises(errors.BuildError, match=r"may not read 1 files|cannot read .*again"):
+        with pytest.raises(errors.BuildError, match=r"cannot read .*again"):
             list_input(inputs / name)
 
 
@@ -84,17 +83,3 @@ def test_a_machine_that_fails_at_an_image_ends_the_build_and_the_next_one_reads_
     assert run_build_here(path, tmp_path / "out") == 0
     found = Manifest.load(tmp_path / "out")
     assert (found.counts["examples"], found.rejects) == (len(TREE), {})
-
-
-def test_a_disk_that_garbles_a_file_without_a_checksum_is_found_out(
-    inputs, tmp_path, monkeypatch, capsys
-):
-    original = directory._DirectoryReader.read
-
-    def garble(self, member):
-        content = original(self, member)
-        return content if member.name != NAME else os.urandom(len(content))
-
-    monkeypatch.setattr(directory._DirectoryReader, "read", garble)
-    assert run_build_here(inputs / "scans.folder", tmp_path / "out") == 1
-    assert f"{NAME} has other bytes each time" in capsys.readouterr().err

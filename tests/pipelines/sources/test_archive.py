@@ -17,7 +17,6 @@ from source_files import FIRST, TREE, list_input, read_input, upload, write_inpu
 
 from pipelines import errors
 from pipelines.listing.refs import iterate_refs
-from pipelines.sources.archive import open_zip
 
 
 def assert_refused(path, message):
@@ -44,7 +43,7 @@ def test_every_file_is_read_as_it_was_written_and_a_change_ends_the_build(tmp_pa
     elif kind == "folder":
         (place / FIRST).write_bytes(changed[FIRST])
     else:
-        source.file.path.write_bytes(new.read_bytes()[: -1 if kind == "zip" else None])
+        place.write_bytes(new.read_bytes()[: -1 if kind == "zip" else None])
     message = rf"{re.escape(str(place))}.* changed since .*--overwrite"
     with source.open() as reader:
         with pytest.raises(errors.MessageError, match=message):
@@ -56,12 +55,10 @@ def test_every_file_is_read_as_it_was_written_and_a_change_ends_the_build(tmp_pa
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("scans.zip", b"", "not a zip"),
         ("scans.zip", b"PK" + bytes(20_000), "not a complete zip"),
-        ("scans", jpeg(), "not a zip"),
-        ("scans.csv", b"path,label", "not a zip.* --labels"),
-        ("scans.tar.gz", b"\x1f\x8b", "tar xf scans.tar.gz"),
-        ("scans.tar", bytes(257) + b"ustar" + bytes(500), "tar xf scans.tar "),
+        ("scans", jpeg(), "not a complete zip"),
+        ("scans.csv", b"path,label", "not a complete zip.* --labels"),
+        ("scans.tar.gz", b"\x1f\x8b", "an archive: unpack it"),
         ("scans.zip.001", b"PK\3\4", "split into parts.* > NAME.zip"),
         ("scans.z01", b"PK\7\x08", "split into parts.*zip -s 0"),
     ],
@@ -113,19 +110,19 @@ def patched(path, offset, form, value):
 
 # Offsets in a central entry, from APPNOTE.TXT 4.3.12.
 FLAGS, METHOD, CRC, STORED_SIZE, SIZE = 8, 10, 16, 20, 24
-COMMENT_LENGTH, MODE, OFFSET = 32, 38, 42
+MODE, OFFSET = 38, 42
 
 
 @pytest.mark.parametrize(
     ("offset", "form", "value", "reason"),
     [
-        (FLAGS, "<H", 1, "encrypted"),
         (MODE, "<I", (stat.S_IFLNK | 0o777) << 16, "link"),
         (CRC, "<I", 12345, "unreadable_member"),
         (SIZE, "<I", 5, "unreadable_member"),
         (SIZE, "<I", 10**6, "unreadable_member"),
         (SIZE, "<I", 2**32 - 2, "file_too_large"),
         (STORED_SIZE, "<I", 3, "unreadable_member"),
+        (STORED_SIZE, "<I", 2**32 - 2, "file_too_large"),
     ],
 )
 def test_a_hostile_entry_of_a_zip_is_a_reject_and_the_others_are_read(
@@ -134,29 +131,6 @@ def test_a_hostile_entry_of_a_zip_is_a_reject_and_the_others_are_read(
     path = write_input(tmp_path, "deflated.zip")
     path.write_bytes(patched(path, offset, form, value))
     assert read_input(path) == {**TREE, FIRST: reason}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("count", "comment"), [(0, b"PK of a comment"), (65_536, b"PK")])
-def test_a_zip_of_any_number_of_members_is_whole(tmp_path, count, comment):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.comment = comment
-        for index in range(count):
-            archive.writestr(f"{index}", b"")
-    with (tmp_path / "a.zip").open("rb") as file, open_zip(file) as archive:
-        assert len(archive.infolist()) == count
-
-
-# ---- what may lack members
-
-
-def with_long_comment(path):
-    """Gives an entry of a zip a comment that covers all entries behind it."""
-    data, name = bytearray(path.read_bytes()), list(TREE)[5]
-    place = central_entry(data, name)
-    rest = len(data) - 22 - place - 46 - len(name)
-    struct.pack_into("<H", data, place + COMMENT_LENGTH, rest)
-    return data
 
 
 def not_utf8(path):
@@ -169,18 +143,17 @@ def not_utf8(path):
     [
         lambda path: 2 * path.read_bytes(),
         lambda path: b"#!/bin/sh\n" + path.read_bytes(),
-        lambda path: path.read_bytes() + b"more",
+        lambda path: path.read_bytes()[:-1],
         lambda path: patched(path, OFFSET, "<I", 10_000),
-        lambda path: patched(path, STORED_SIZE, "<I", 2**32 - 2),
         lambda path: patched(path, METHOD, "<H", 12),
-        with_long_comment,
+        lambda path: patched(path, FLAGS, "<H", 1),
         not_utf8,
     ],
 )
 def test_an_archive_that_may_lack_members_or_has_an_unread_method_is_refused(tmp_path, change):
     path = write_input(tmp_path, "zip")
     path.write_bytes(change(path))
-    assert_refused(path, r"scans\.zip is not a (complete )?zip")
+    assert_refused(path, r"scans\.zip is not a complete zip")
 
 
 # ---- names
@@ -207,7 +180,7 @@ def test_names_of_a_zip_without_its_flag_are_utf_8_or_refused(tmp_path, form):
     path = zip_named(tmp_path / "scans.zip", [name.encode() for name in names])
     assert read_input(path) == {name: bytes([k]) for k, name in enumerate(names)}
     names = [name.encode("cp1252", "replace") for name in (*names, "Gerät/1.png")]
-    with pytest.raises(errors.UserError, match="a name is not UTF-8"):
+    with pytest.raises(errors.UserError, match="not a complete zip"):
         list_input(zip_named(path, names))
 
 

@@ -44,11 +44,11 @@ def test_reads_run_at_once_and_come_back_in_order():
     assert found == [*range(5), "failed", *range(6, 40)]
 
 
-@pytest.mark.parametrize(("num_parallel_reads", "size", "most"), [(8, 4e7, 2), (1, 1e7, 20)])
+@pytest.mark.parametrize(("num_parallel_reads", "size", "most"), [(8, 4e7, 2), (1, 1e7, 0)])
 def test_large_files_are_not_read_or_announced_far_ahead(num_parallel_reads, size, most):
     reader = Notes(num_parallel_reads)
     reads = reads_of(reader, [Member("", 1, place, int(size)) for place in range(100)])
     next(reads)()
     kind = "read" if num_parallel_reads > 1 else "announced"
-    assert 0 < len([event for event in reader.happened if event[0] == kind]) <= most
+    assert len([event for event in reader.happened if event[0] == kind]) <= most
     reads.close()

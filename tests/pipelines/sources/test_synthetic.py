@@ -49,7 +49,7 @@ def test_the_number_of_cores_changes_no_byte_and_a_whole_tree_is_kept(tmp_path, 
         monkeypatch.setattr(synthetic.os, "sched_getaffinity", lambda _, n=num_cores: set(range(n)))
         synthetic.write_tree(folder := tmp_path / str(num_cores), FEW, seed=3)
         with monkeypatch.context() as patch:  # the second time, all is there
-            patch.setattr(synthetic, "_plan_tree", None)
+            patch.setattr(synthetic, "_plan", None)
             synthetic.write_tree(folder, FEW, seed=3)
         found.append(files_of(tmp_path / str(num_cores)))
     assert found[0] == found[1]
