@@ -152,6 +152,7 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
         description=_DESCRIPTION,
         epilog=_EXAMPLES.format(build=program),
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # Beam's flags may begin like these
     )
     for heading, groups in _HEADINGS.items():
         flags.add_flags(parser, heading, *groups.values())

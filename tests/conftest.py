@@ -120,10 +120,10 @@ def s3(s3_server: Any) -> Iterator[Any]:
     from tfrecord_io.stores import remote
 
     with mock.patch.dict(os.environ, s3_server.environment):
-        remote.forget_stores()
+        remote.open_store.cache_clear()
         s3_server.clear()
         yield s3_server
-    remote.forget_stores()
+    remote.open_store.cache_clear()
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def gs(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setenv("GOOGLE_BASE_URL", s3.endpoint)
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "emulator")
-    remote.forget_stores()
+    remote.open_store.cache_clear()
     return s3
 
 

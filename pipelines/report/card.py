@@ -14,7 +14,6 @@ from pipelines.listing.refs import RejectedFile
 from tfrecord_io.auditing.audit import LIMITS
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader
-from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format.examples import recounted
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
@@ -180,7 +179,7 @@ def _files(dataset: Manifest, rejects: Sequence[RejectedFile]) -> page.Box:
     files = f"{dataset.counts.get('files', 0):,} files in the source"
     boxes = [page.Box([page.Table(files, (), dataset.ledger, files)])]
     rows = [
-        [file.source_path, in_words(file.reason), page.Cell(file.detail, look="path")]
+        [file.source_path, file.reason.replace("_", " "), page.Cell(file.detail, look="path")]
         for file in rejects[:_MAX_FILES]
     ]
     first = 'The first {} are shown; <a href="rejects.csv">rejects.csv</a> lists all.'

@@ -13,7 +13,6 @@ from pipelines.listing.refs import iterate_refs
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.decoding import resize
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
 from tfrecord_io.terminal.address import is_remote
 from tfrecord_io.terminal.flags import command
@@ -32,7 +31,7 @@ def print_listed(images: Images) -> None:
         (num_empty, "empty"),
         (ledger.copies, "copies in a second tree"),
         (ledger.excluded, "excluded"),
-        *((count, in_words(reason)) for reason, count in ledger.ignored.items()),
+        *((count, reason.replace("_", " ")) for reason, count in ledger.ignored.items()),
         (len(ledger.rejects), "rejected"),
     ]
     parts = ", ".join(f"{count:,} {what}" for count, what in counts if count)

@@ -145,4 +145,4 @@ def running_s3() -> Iterator[S3Server]:
             server.http.shutdown()
             thread.join()
             server.http.server_close()
-            remote.forget_stores()
+            remote.open_store.cache_clear()

@@ -52,39 +52,19 @@ def vary(
     bottom of the part that varies; the rest is padding.
     """
     rng = Generator(PCG64(SeedSequence(int(key, 16))))
-    mirrored = rng.random() < RECIPE["mirror_probability"]
-    angle = math.radians(RECIPE["rotation_degrees"]) * _even(rng)
+    is_mirrored = rng.random() < RECIPE["mirror_probability"]
+    # Shares of the largest changes, from -1 to 1.
+    turned, down, aside, brighter = (2 * rng.random(4) - 1).tolist()
     stored = np.frombuffer(pixels, np.uint8).reshape(image_shape).copy()
     left, top, right, bottom = box
     picture = stored[top:bottom, left:right]
-    height, width, _ = picture.shape
-    shift_y = RECIPE["shift_fraction"] * height * _even(rng)
-    shift_x = RECIPE["shift_fraction"] * width * _even(rng)
-    gain = 1 + RECIPE["brightness_fraction"] * _even(rng)
-    if mirrored:
-        picture = picture[:, ::-1]
-    moved = _moved(picture, angle, shift_y, shift_x).astype(np.float32)
-    # All channels get the same speckle, so that a grey picture stored as RGB stays grey. The sum of
-    # three uniform numbers is nearly normal, with a standard deviation of one half.
-    noise = rng.random((3, height, width, 1)).sum(axis=0) - 1.5
-    factor = (gain * (1 + 2 * RECIPE["speckle_deviation"] * noise)).astype(np.float32)
-    varied = np.clip(np.rint(moved * factor), 0, 255)
-    # White areas are padding and keep their value.
-    stored[top:bottom, left:right] = np.where(moved >= WHITE, moved, varied)
-    return stored.tobytes()
-
-
-def _even(rng: Generator) -> float:
-    """Returns a uniform random number from -1 to 1."""
-    return 2 * float(rng.random()) - 1
-
-
-def _moved(picture: np.ndarray, angle: float, shift_y: float, shift_x: float) -> np.ndarray:
-    """Rotates a picture about its centre by `angle` radians, and shifts it by pixels.
-
-    Areas from outside the picture are filled with its mirror image, so that no edge appears.
-    """
     height, width, channels = picture.shape
+    angle = math.radians(RECIPE["rotation_degrees"]) * turned
+    shift_y = RECIPE["shift_fraction"] * height * down
+    shift_x = RECIPE["shift_fraction"] * width * aside
+    if is_mirrored:
+        picture = picture[:, ::-1]
+    # Areas from outside the picture are filled with its mirror image, so that no edge appears.
     reach = math.sin(abs(angle)) * max(height, width) / 2 + max(abs(shift_y), abs(shift_x))
     margin = math.ceil(reach) + 1
     # numpy repeats the mirroring as needed, but a side of one pixel cannot be mirrored.
@@ -99,7 +79,16 @@ def _moved(picture: np.ndarray, angle: float, shift_y: float, shift_x: float) ->
         cos, sin, margin + middle_x - shift_x - cos * middle_x - sin * middle_y,
         -sin, cos, margin + middle_y - shift_y + sin * middle_x - cos * middle_y,
     )  # fmt: skip
-    turned = image.transform(
+    image = image.transform(
         (width, height), Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR
     )
-    return np.asarray(turned).reshape(height, width, channels)
+    moved = np.asarray(image).reshape(height, width, channels).astype(np.float32)
+    # All channels get the same speckle, so that a grey picture stored as RGB stays grey. The sum of
+    # three uniform numbers is nearly normal, with a standard deviation of one half.
+    noise = rng.random((3, height, width, 1)).sum(axis=0) - 1.5
+    gain = 1 + RECIPE["brightness_fraction"] * brighter
+    factor = (gain * (1 + 2 * RECIPE["speckle_deviation"] * noise)).astype(np.float32)
+    varied = np.clip(np.rint(moved * factor), 0, 255)
+    # White areas are padding and keep their value.
+    stored[top:bottom, left:right] = np.where(moved >= WHITE, moved, varied)
+    return stored.tobytes()

@@ -17,7 +17,6 @@ import re
 import struct
 import unicodedata
 import warnings
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -77,6 +76,11 @@ _NEEDED = ("Rows", "Columns", "BitsStored", "PhotometricInterpretation", "PixelR
 
 # The functional groups whose attributes a frame may have for itself (PS3.3, C.7.6.16).
 _GROUPS = ("PixelMeasuresSequence", "PixelValueTransformationSequence", "FrameVOILUTSequence")
+
+# Attributes that say the height and the width of a pixel, the best first.
+_SPACINGS = (
+    "PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio"
+)  # fmt: skip
 
 # Siemens' own class of spectra and protocols, beside the pictures of a study; in no dictionary.
 _SIEMENS_RAW_DATA = "1.3.12.2.1107.5.9.1"
@@ -176,6 +180,7 @@ def read_header(start: bytes) -> Header | None:
     import_pydicom()
     from pydicom.datadict import tag_for_keyword
     from pydicom.filereader import read_partial
+    from pydicom.uid import UID
 
     if _DEFLATED in start:
         return None
@@ -186,6 +191,14 @@ def read_header(start: bytes) -> Header | None:
         tags = read_partial(file, lambda tag, *_: tag > wanted[-1], specific_tags=wanted)
         texts = {name: str(tags.get(name) or "").strip() for name in _HEADER_TAGS}
         patient, study, series = (texts[name] for name in _IDS)
+        types = tags.get("ImageType") or ()
+        kind = next((f"{name.lower()}_image" for name in _COMPANIONS if name in types), "")
+        sop_class = texts["SOPClassUID"]
+        name = "Raw Data Storage" if sop_class == _SIEMENS_RAW_DATA else UID(sop_class).name
+        # Segmentations have pixels, but these are masks of other pictures. Unknown classes may be
+        # any.
+        if name != sop_class and not re.search("Image|US Volume", name):
+            kind = re.sub(r"\W+", "_", name.removesuffix(" Storage").lower())
         header = Header(
             num_frames=int(tags.get("NumberOfFrames") or 1),
             patient=patient_code(patient, texts["IssuerOfPatientID"]) if patient else None,
@@ -194,24 +207,13 @@ def read_header(start: bytes) -> Header | None:
             modality=texts["Modality"] or None,
             laterality=texts["ImageLaterality"] or texts["Laterality"] or None,
             device=texts["ManufacturerModelName"] or None,
-            kind=_ignored_kind(texts["SOPClassUID"], tags.get("ImageType") or ()),
+            kind=kind,
             is_annotated=texts["BurnedInAnnotation"].upper() == "YES",
         )
         # pydicom stops before the first tag behind the header, or at the end of the bytes.
         if file.tell() < len(start) or header.kind:
             return header
     return None
-
-
-def _ignored_kind(sop_class: str, image_type: Iterable[str]) -> str:
-    """Returns the kind of a DICOM object without a picture, such as `enhanced_sr`; else empty."""
-    from pydicom.uid import UID
-
-    name = "Raw Data Storage" if sop_class == _SIEMENS_RAW_DATA else UID(sop_class).name
-    # Segmentations have pixels, but these are masks of other pictures. Unknown classes may be any.
-    if name != sop_class and not re.search("Image|US Volume", name):
-        return re.sub(r"\W+", "_", name.removesuffix(" Storage").lower())
-    return next((f"{kind.lower()}_image" for kind in _COMPANIONS if kind in image_type), "")
 
 
 def patient_code(patient: str, issuer: str = "") -> str:
@@ -376,8 +378,15 @@ def show(frame: Frame, window: tuple[float, float] | None) -> Picture:
             shown = apply_color_lut(places, tags)[:, :, :3] >> max(bits - 8, 0)
         else:
             raise Reject("unsupported_mode", f"DICOM of {mode}")
+    aspect = 1.0  # the height of a pixel divided by its width (C.7.6.3.1.7)
+    for name in _SPACINGS:
+        with contextlib.suppress(TypeError, ValueError, ZeroDivisionError):
+            height, width = map(float, tags.get(name))
+            if 0.01 <= height / width <= 100:
+                aspect = height / width
+                break
     image = Image.fromarray(np.ascontiguousarray(shown, np.uint8))
-    return Picture(image, mode, "DICOM", pixel_aspect=_pixel_aspect(tags))
+    return Picture(image, mode, "DICOM", pixel_aspect=aspect)
 
 
 def _windowed(pixels: np.ndarray, tags: Dataset, window: tuple[float, float] | None) -> np.ndarray:
@@ -413,15 +422,3 @@ def _windowed(pixels: np.ndarray, tags: Dataset, window: tuple[float, float] | N
     if tags.PhotometricInterpretation == "MONOCHROME1":
         shares = 1 - shares
     return np.rint(255 * shares).astype(np.uint8)[pixels - lowest]
-
-
-def _pixel_aspect(tags: Dataset) -> float:
-    """Returns the height of a pixel divided by its width (C.7.6.3.1.7), or 1 if it is unknown."""
-    for name in (
-        "PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio"
-    ):  # fmt: skip
-        with contextlib.suppress(TypeError, ValueError, ZeroDivisionError):
-            height, width = map(float, tags.get(name))
-            if 0.01 <= height / width <= 100:
-                return height / width
-    return 1.0

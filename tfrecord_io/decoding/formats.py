@@ -65,7 +65,12 @@ def read_picture(data: bytes) -> Picture:
             # Pillow decodes what is there, and looks at the checksums only if asked to.
             Image.open(io.BytesIO(data), formats=_FORMATS).verify()
         if isinstance(image, TiffImagePlugin.TiffImageFile):
-            _check_tiff(image, data)
+            if set(image.tag_v2.get(_SAMPLE_FORMAT, (1,))) != {1}:
+                raise Reject("unsupported_mode", "TIFF whose samples are not unsigned integers")
+            if str(image.tag_v2.get(_DESCRIPTION, "")).startswith(_STACKS):
+                with _open_tiff(data) as file:  # Pillow sees the first of its planes
+                    if (num_planes := file.series[0].size // max(file.pages.first.size, 1)) > 1:
+                        raise _several("TIFF", num_planes)
             if image.tag_v2.get(_PLANES) == 2 and max(image.tag_v2.get(_BITS, (1,))) > 8:
                 return _by_tifffile(data)  # Pillow mixes up such channels
         mode, tables = image.mode, getattr(image, "quantization", {})
@@ -122,16 +127,6 @@ def _scaled(values: np.ndarray, bits: int, is_turned: bool) -> Image.Image:
 def _several(file_format: str, num_frames: int) -> Reject:
     found = f"{file_format} with {num_frames:,} pictures; save each as a file of its own"
     return Reject("multiple_frames", found)
-
-
-def _check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes) -> None:
-    """Refuses signed samples, and stacks of planes of which Pillow sees the first."""
-    if set(image.tag_v2.get(_SAMPLE_FORMAT, (1,))) != {1}:
-        raise Reject("unsupported_mode", "TIFF whose samples are not unsigned integers")
-    if str(image.tag_v2.get(_DESCRIPTION, "")).startswith(_STACKS):
-        with _open_tiff(data) as file:
-            if (num_planes := file.series[0].size // max(file.pages.first.size, 1)) > 1:
-                raise _several("TIFF", num_planes)
 
 
 def _open_tiff(data: bytes) -> Any:

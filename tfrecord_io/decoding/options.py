@@ -16,12 +16,6 @@ RESIZE_FILTERS = ("bilinear", "bicubic", "lanczos", "box")
 _FIXED = {"dtype": "uint8", "no_window": None, "physical": None}
 
 
-def two_numbers(text: str) -> tuple[float, float]:
-    """Parses the value of a flag such as 40,400; raises a ValueError if it is not two numbers."""
-    first, second = map(float, text.split(","))
-    return first, second
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocessing:
     """How a file becomes pixels; the fields with a text are flags of the build.
@@ -48,7 +42,7 @@ class Preprocessing:
         None,
         "DICOM: the grey levels that become the 256 stored ones, such as 40,400 in Hounsfield "
         "units (default: what each file says, or else the range of the frame's values)",
-        parse=two_numbers,
+        parse=lambda text: tuple(map(float, text.split(","))),
         expected="CENTER,WIDTH",
         metavar="CENTER,WIDTH",
     )
@@ -77,9 +71,10 @@ class Preprocessing:
             raise ValueError(
                 f"image_size must be in 1..16384 pixels a side, received {self.height}x{self.width}"
             )
-        if self.window and not (self.window[1] >= 1 and math.isfinite(sum(self.window))):
+        window = self.window or (0, 1)
+        if len(window) != 2 or not (window[1] >= 1 and math.isfinite(sum(window))):
             raise ValueError(
-                f"window must be a center and a width of at least 1, received {self.window}"
+                f"window must be a center and a width of at least 1, received {window}"
             )
 
     @property

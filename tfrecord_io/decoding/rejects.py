@@ -47,11 +47,6 @@ _KINDS = (
 )  # fmt: skip
 
 
-def in_words(reason: str) -> str:
-    """Returns the reason why a file was left out, such as `not an image`."""
-    return reason.replace("_", " ")
-
-
 class Reject(Exception):  # noqa: N818 - the project's word for an image that is left out
     """An image that is left out: `reason` is one of a few fixed words, `detail` what was found."""
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format import schema
 from tfrecord_io.format.kinds import CLASSES, LabelKind, kind_in
 from tfrecord_io.format.statistics import PixelStatistics
@@ -199,7 +198,7 @@ class Manifest:
         """What became of the files of the source, and their numbers, which add up to all files."""
 
         def by_reason(what: str, reasons: Mapping[str, int]) -> list[tuple[str, int]]:
-            return [(f"{what}: {in_words(reason)}", count) for reason, count in reasons.items()]
+            return [(f"{what}: {name.replace('_', ' ')}", num) for name, num in reasons.items()]
 
         counts, excluded = self.counts, "excluded by --exclude, --include_regex or --exclude_regex"
         rows = [

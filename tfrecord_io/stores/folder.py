@@ -182,7 +182,7 @@ class Folder(os.PathLike[str]):
     def delete(self, names: Iterable[str]) -> None:
         """Deletes files by name; ignores those that do not exist."""
         if self.remote:
-            remote.delete(map(self.path, names))
+            list(self.map(remote.delete, map(self.path, names)))
         else:
             for name in names:
                 Path(self.path(name)).unlink(missing_ok=True)

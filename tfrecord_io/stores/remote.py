@@ -17,8 +17,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import IO, Any, TypeVar
 
@@ -120,30 +119,23 @@ class StoredFile:
         return RangeFile(self.read, self.size)
 
 
-def forget_stores() -> None:
-    """Forgets all open stores, so that each is opened again with the current settings."""
-    _store.cache_clear()
-
-
-def patiently(read: Callable[[], Result], closed: threading.Event | None = None) -> Result:
+def patiently(read: Callable[[], Result], closed: threading.Event) -> Result:
     """Returns the result of a function, which is called again after a `StoreError`.
 
     Raises:
         StoreError: if all attempts fail, or one when `closed` is set, or at once if another attempt
             would not help.
     """
-    closed = closed or threading.Event()
-    attempt, deadline = 1, time.monotonic() + RETRY_SECONDS
-    while True:
+    deadline = time.monotonic() + RETRY_SECONDS
+    for attempt in range(1, NUM_ATTEMPTS):
         try:
             return read()
         except StoreError as error:
-            is_last = attempt >= NUM_ATTEMPTS or time.monotonic() > deadline or closed.is_set()
-            if error.cause or is_last:
+            if error.cause or closed.is_set() or time.monotonic() > deadline:
                 raise
             _log.warning("%s; trying again (%d of %d)", error, attempt, NUM_ATTEMPTS - 1)
             closed.wait(0.05 * 2**attempt)
-            attempt += 1
+    return read()
 
 
 def describe(url: str) -> StoredFile:
@@ -177,7 +169,13 @@ def read(url: str, start: int, length: int, mark: str = "") -> bytes | memoryvie
     store, path = _open(url)
     with _clear_errors(url, mark):
         answer = obstore.get(store, path, options=options)
-        return _whole(url, answer.bytes(), min(length, answer.meta["size"] - start))
+        content = memoryview(answer.bytes())
+    if len(content) != (expected := min(length, answer.meta["size"] - start)):
+        raise StoreError(
+            f"cannot read {url}: the server sent {len(content):,} bytes instead of {expected:,}. "
+            "Run the same command again to resume"
+        )
+    return content
 
 
 def read_version(
@@ -194,7 +192,7 @@ def read_version(
         # Before the content is fetched: another version may be large.
         if size not in (None, file.size) or version not in (None, file.version):
             raise _changed(url)
-        return bytes(_whole(url, answer.bytes(), file.size)), answer.meta
+        return bytes(answer.bytes()), answer.meta
 
 
 def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
@@ -275,31 +273,27 @@ def copy(url: str, to: str) -> None:
         raise StoreError(f"{url} was not copied whole to {to}; run the same command again")
 
 
-def delete(urls: Iterable[str]) -> None:
-    """Deletes files; ignores those that do not exist. Raises StoreError if the store refuses."""
-
-    def delete_one(url: str) -> None:
-        store, path = _open(url)
-        with contextlib.suppress(FileNotFoundError), _clear_errors(url):
-            obstore.delete(store, path)
-
-    with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
-        list(pool.map(delete_one, urls))
+def delete(url: str) -> None:
+    """Deletes a file, if there is one. Raises StoreError if the store refuses."""
+    store, path = _open(url)
+    with contextlib.suppress(FileNotFoundError), _clear_errors(url):
+        obstore.delete(store, path)
 
 
 def _open(url: str) -> tuple[Any, str]:
     """Returns a URL's store, and the path within it."""
-    if _store.cache_info().currsize and _opened_by != os.getpid():
+    if open_store.cache_info().currsize and _opened_by != os.getpid():
         raise RuntimeError(
             "a store that was opened before a fork hangs; open stores after the fork"
         )
     scheme, _, rest = url.partition("://")
     bucket, _, path = rest.partition("/")
-    return _store(f"{scheme}://{bucket}"), path
+    return open_store(f"{scheme}://{bucket}"), path
 
 
 @functools.cache
-def _store(root: str) -> Any:
+def open_store(root: str) -> Any:
+    """Opens the store of a URL's scheme and bucket, once in a process."""
     global _opened_by
     _opened_by = os.getpid()
     client_options: Any = {
@@ -371,23 +365,9 @@ def _clear_errors(url: str, mark: str = "") -> Iterator[None]:
         raise StoreError(message, "denied" if is_denied else "") from None
 
 
-def _whole(url: str, data: Any, size: int) -> memoryview:
-    """Returns an answer, if it has as many bytes as were asked for."""
-    if len(content := memoryview(data)) != size:
-        raise StoreError(
-            f"cannot read {url}: the server sent {len(content):,} bytes instead of {size:,}. Run "
-            "the same command again to resume"
-        )
-    return content
-
-
 def _reason(error: Exception) -> str:
     """Returns the message of a store's error in one line, without the query of its URL."""
-    text = str(error).partition("\n\nDebug source")[0]
-    head, found, body = text.partition("<?xml")
-    if found:
-        said = [re.search(f"<{tag}>([^<]*)", body) for tag in ("Code", "Message")]
-        text = head + ": ".join(match[1] for match in said if match)
+    text = re.sub("<[^>]*>", " ", str(error).partition("\n\nDebug source")[0])
     if "169.254.169.254" in text:
         text = (
             "no credentials were found, and this machine has no role in the cloud (the files of "

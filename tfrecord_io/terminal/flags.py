@@ -126,10 +126,6 @@ def require(extra: str, *modules: str) -> None:
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the flag that was probably meant."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        # An abbreviation would change its meaning with the next flag that begins so.
-        super().__init__(*args, allow_abbrev=False, **settings)
-
     def error(self, message: str) -> NoReturn:
         """Prints the error and exits with 2."""
         self.exit(2, f"error: {message}; see {self.prog} --help\n")

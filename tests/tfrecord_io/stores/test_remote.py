@@ -65,7 +65,8 @@ def test_characters_of_a_pattern_stand_for_themselves(folder):
     write(f"{folder}/b", b"1")
     assert [file.url for file in remote.list_files(folder, recursive=False)] == [f"{folder}/b"]
     assert remote.read_file(url) == b"odd"
-    remote.delete([url, f"{folder}/never"])
+    remote.delete(url)
+    remote.delete(f"{folder}/never")
     assert remote.list_files(inside, recursive=True) == []
     for read, *more in ((remote.describe,), (remote.read, 0, 1), (remote.read_file,)):
         with pytest.raises(FileNotFoundError, match=re.escape(url)):
@@ -103,7 +104,7 @@ def test_a_file_that_changed_is_not_read_for_the_one_that_was_looked_up_or_liste
     ):
         with pytest.raises(StoreError, match="changing changed since it was first read"):
             read(url, *more)
-    remote.delete([url])
+    remote.delete(url)
     with pytest.raises(StoreError, match="changing is missing, though it was there before"):
         remote.read(url, 0, 3, found.mark)
 
@@ -119,7 +120,7 @@ def test_a_file_replaces_only_the_version_that_was_seen(folder):
         with pytest.raises(StoreError, match="state changed") as raised:
             remote.replace(url, b"three", seen)
         assert raised.value.cause == "changed"
-    remote.delete([url])
+    remote.delete(url)
     with pytest.raises(StoreError, match="state changed"):
         remote.replace(url, b"three", second)
 
@@ -129,9 +130,9 @@ def impatient(monkeypatch):
     """Gives a server that fails little time."""
     monkeypatch.setattr(remote, "SILENT_SECONDS", 1)
     monkeypatch.setattr(remote, "RETRY_SECONDS", 0.5)
-    remote.forget_stores()
+    remote.open_store.cache_clear()
     yield
-    remote.forget_stores()
+    remote.open_store.cache_clear()
 
 
 def test_a_bucket_that_is_not_there_is_a_clear_error(s3):
@@ -143,7 +144,7 @@ def test_a_bucket_that_is_not_there_is_a_clear_error(s3):
         with pytest.raises(StoreError, match=r"cannot use s3://nowhere/file: .*NoSuchBucket"):
             use()
     with s3.failing("denied"), pytest.raises(StoreError, match=r"key kept: Access Denied"):
-        remote.delete([f"s3://{BUCKET}/kept"])
+        remote.delete(f"s3://{BUCKET}/kept")
 
 
 def without_settings(monkeypatch, home, **variables):
@@ -152,7 +153,7 @@ def without_settings(monkeypatch, home, **variables):
         monkeypatch.delenv(name)
     for name, value in {"HOME": str(home), **variables}.items():
         monkeypatch.setenv(name, value)
-    remote.forget_stores()
+    remote.open_store.cache_clear()
 
 
 @pytest.mark.parametrize(
