@@ -45,11 +45,12 @@ def draw_answers(
 ) -> Answers:
     """Returns answers; a skill of 1 is right about 79 of 100 images, one of 2 about 95."""
     num_groups = int(groups.max()) + 1
-    truths = (generator.random(num_groups) < positive).astype(np.int64)[groups]
+    is_positive = (generator.random(num_groups) < positive)[groups]
     of_group = generator.normal(0, 1.0, num_groups)[groups]
-    logits = skill * (2.0 * truths - 1.0) + of_group + generator.normal(0, 0.7, len(groups))
+    logits = skill * (2.0 * is_positive - 1.0) + of_group + generator.normal(0, 0.7, len(groups))
     likely = special.expit(np.floor(10 * logits) / 10 + 0.05)
     probabilities = np.stack([1 - likely, likely], 1)
+    truths = np.stack([~is_positive, is_positive], 1)
     return Answers(probabilities=probabilities, truths=truths, label_names=("no", "yes"))
 
 
@@ -80,7 +81,7 @@ def coverage(
         found = with_intervals(
             functools.partial(measure, answers, positive),
             groups,
-            examples_behind(GRADES.views(("no", "yes")), GRADES.has(answers.truths, 2), groups),
+            examples_behind(GRADES.views(("no", "yes")), answers.truths, groups),
             num_samples=_RESAMPLES,
             seed=number,
         )

@@ -136,7 +136,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     predictions = Predictions(
         task=task,
         probabilities=probabilities,
-        truths=task.truths(matched),
+        truths=matched > 0,
         label_names=names,
         dataset=dataset,
         rows=part.rows,

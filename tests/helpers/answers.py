@@ -32,12 +32,20 @@ def dataset_with(manifest):
     return dataclasses.replace(dataset_of(1), manifest=manifest)
 
 
+def truths_of(labels, num_classes=4):
+    """Returns truths, bool [num_examples, num_classes], of the place of each example's class."""
+    return np.eye(num_classes, dtype=bool)[np.asarray(labels, int)]
+
+
 def predictions_of(probabilities, truths, names=OCT_NAMES, task=CLASSES, **fields):
+    """Returns predictions; the truths of classes may be their places."""
+    truths = np.asarray(truths)
+    truths = truths if truths.ndim == 2 else truths_of(truths, len(names))
     fields = {"dataset": dataset_of(len(truths)), "rows": np.arange(len(truths))} | fields
     return Predictions(
         task=task,
         probabilities=probabilities,
-        truths=np.asarray(truths),
+        truths=truths,
         label_names=tuple(names),
         **fields,
     )

@@ -20,6 +20,7 @@ from marked_images import (
 )
 
 import scan_tfrecords
+from tfrecord_io.format.kinds import MULTI_LABEL
 from tfrecord_io.reading.mapped import MappedDataset
 from train.kinds.measures import predictive_values
 from train.results.classifier import load_classifier, predict_images
@@ -181,6 +182,7 @@ def test_wrong_options_are_refused_before_anything_is_predicted(
         ({"image_shape": (16, 12, 3)}, "channels: 1 in training, 3 here\n  image_size: [12, 12]"),
         ({"label_names": ("cnv", "eye")}, "--rename_classes cnv=NAME,eye=NAME"),
         ({"label_names": [f"c{n:02}" for n in range(12)]}, "c09 and 2 more, which the model"),
+        ({"label_kind": MULTI_LABEL}, "learned the kind class; give a dataset with such labels"),
         ({"fit": "stretch"}, "fit: 'pad' in training, 'stretch' here\n"),
         ({"window": [40, 400]}, "window: None in training, [40"),
     ],

@@ -75,8 +75,10 @@ def augment(images, draws, strength: float, *, is_padded: bool = False):
     changed = _interpolate(images, channel, x, y)
     if strength:
         means = ops.mean(ops.cast(images, "float32"), axis=(1, 2))[:, None, None]
-        if is_padded:
-            means = means / picture_share(images)
+        if is_padded:  # the share of each image that is picture
+            (top, left), (bottom, right) = first, last
+            share = (bottom - top + 1) * (right - left + 1) / (height * width)
+            means = means / share[..., None]
         grey, means = ops.mean(means, axis=3), ops.take(means[:, 0], channel, axis=2)
         contrast = ops.exp(_between(next_draw(), -_MAX_CONTRAST, _MAX_CONTRAST) * strength)
         brightness = _between(next_draw(), -_MAX_BRIGHTNESS, _MAX_BRIGHTNESS) * strength
@@ -220,10 +222,3 @@ def picture_ends(images):
         last = ops.max(ops.where(is_lit, places, -1.0), axis=1)
         ends.append((first[:, None, None], last[:, None, None]))
     return tuple(zip(*ends, strict=True))
-
-
-def picture_share(images):
-    """Returns what share of each image is picture, float32 [batch, 1, 1, 1]; 1 of a black one."""
-    (top, left), (bottom, right) = picture_ends(images)
-    share = (bottom - top + 1) * (right - left + 1) / math.prod(images.shape[1:3])
-    return share[..., None]

@@ -99,14 +99,6 @@ def read_seen(run: Path) -> Seen:
     return Seen(images=images, unknown=facts.get(_UNKNOWN, b"").decode(), origin=origin)
 
 
-def collect(dataset: Dataset, parts: Mapping[str, np.ndarray], unknown: str = "") -> Seen:
-    """Returns what a run sees: rows of a dataset, by the name of their part."""
-    rows = np.concatenate(list(parts.values()))
-    names = np.repeat(list(parts), [len(rows) for rows in parts.values()])
-    images = dataset.images.take(rows).append_column("part", pa.array(names, pa.string()))
-    return Seen(images=images.combine_chunks(), unknown=unknown, origin=_origin_of(dataset))
-
-
 def seen_by(data: Dataset, parts: Parts, weights: str | None, first: Path | None) -> Seen:
     """Returns the images that a run sees, and those that its first weights have seen.
 
@@ -116,7 +108,10 @@ def seen_by(data: Dataset, parts: Parts, weights: str | None, first: Path | None
     if weights not in (None, "imagenet", "none"):
         unknown = f"its first weights are from elsewhere ({Path(weights).name})"
     used = {"train": parts.train, "val": parts.val}
-    own = collect(data, {name: part.rows for name, part in used.items() if part}, unknown)
+    rows = {name: part.rows for name, part in used.items() if part}
+    names = pa.array(np.repeat([*rows], [*map(len, rows.values())]), pa.string())
+    images = data.images.take(np.concatenate([*rows.values()])).append_column("part", names)
+    own = Seen(images=images.combine_chunks(), unknown=unknown, origin=_origin_of(data))
     return own.after(read_seen(first)) if first else own
 
 

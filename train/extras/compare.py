@@ -49,7 +49,7 @@ class Measured(NamedTuple):
 def read(run: str) -> Measured:
     """Reads what a run, or an evaluation in one, has measured; raises UserError if it has not."""
     from train.kinds.task import Answers
-    from train.results.predictions import EXACT_NAME
+    from train.results.predictions import read_predictions
 
     folder = open_run(run)
     inside = folder.resolve().parent
@@ -61,13 +61,13 @@ def read(run: str) -> Measured:
             f"{command('evaluate')} measures it on another one"
         )
     try:
-        with np.load(folder / EXACT_NAME) as exact:
-            arrays = dict(exact)
-        keys, patients = (
-            np.char.add(arrays.pop("keys"), arrays.pop("files")),
-            arrays.pop("patients"),
+        exact = read_predictions(folder)
+        answers = Answers(
+            probabilities=exact["probabilities"],
+            truths=exact["truths"],
+            label_names=tuple(metrics["label_counts"]),
         )
-        answers = Answers(**arrays, label_names=tuple(metrics["label_counts"]))
+        keys, patients = np.char.add(exact["keys"], exact["files"]), exact["patients"]
         dataset = metrics.get("dataset") or content["dataset"]
         facts = (content.get("config") or {}) | {
             "dataset": f"{dataset['name']} ({dataset['fingerprint'][:8]})",

@@ -11,25 +11,20 @@ import numpy as np
 from tfrecord_io.format import kinds
 from tfrecord_io.pages import page
 from train.kinds import measures, words
-from train.kinds import task as tasks
 from train.kinds.task import Answers, OneAnswer, Task, View
 
 KAPPA = "quadratic_kappa"
 
 
 class Classes(Task):
-    """One class for each image. Truths are int64 [num_examples]."""
+    """One class for each image."""
 
-    kind = kinds.CLASSES
+    kind, activation = kinds.CLASSES, "softmax"
     run_measures = ("accuracy", "balanced_accuracy", "ece")
     decision = (
         "A threshold answers “this class, or not?”. The predicted class does not depend on the "
         "thresholds; it is always the most probable class."
     )
-
-    def activation(self, name: str | None = None) -> keras.layers.Layer:
-        # Probabilities are always float32: in reduced precision they are rounded too much.
-        return keras.layers.Softmax(dtype="float32", name=name or "softmax")
 
     def logits_of(self, probabilities: Any) -> Any:
         return keras.ops.log(keras.ops.maximum(probabilities, measures.LEAST_PROBABILITY))
@@ -47,20 +42,11 @@ class Classes(Task):
             ops.cast(is_right, "float32"),
         )
 
-    def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
-        return tasks.balanced_weights(counts, power)
-
-    def truths(self, labels: np.ndarray) -> np.ndarray:
-        return labels.argmax(-1)
-
-    def has(self, truths: np.ndarray, num_labels: int) -> np.ndarray:
-        return truths[:, None] == np.arange(num_labels)
-
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
-        return probabilities.argmax(-1)
+        return probabilities.argmax(-1)[:, None] == np.arange(probabilities.shape[1])
 
     def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> tuple[np.ndarray, ...]:
-        return probabilities, truths
+        return probabilities, truths.argmax(-1)
 
     def views(self, label_names: Sequence[str]) -> list[View]:
         """Returns each class against the rest; of the OCT classes first the urgent ones."""
@@ -70,20 +56,15 @@ class Classes(Task):
         places = [label_names.index(name) for name in measures.URGENT_CLASSES]
         return [View("urgent", places, is_group=True), *views]
 
-    def brier(self, answers: Answers) -> np.ndarray:
-        distances = answers.probabilities - self.has(answers.truths, len(answers.label_names))
-        # Of two classes it is half of that, as in scikit-learn's `brier_score_loss`.
-        return np.square(distances).sum(-1) / (2 if len(answers.label_names) == 2 else 1)
-
     def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         scores = super().score(answers, weights)
         of_classes = [scores[f"sensitivity/{name}"] for name in answers.label_names]
         return scores | {"balanced_accuracy": measures.defined_mean(np.stack(of_classes))}
 
     def tables(self, answers: Answers) -> dict[str, Any]:
-        has, called = self.sides(answers)
         # The rows are the true classes.
-        return {"confusion_matrix": (has.T.astype(int) @ called).tolist()}
+        counts = answers.truths.T.astype(int) @ self.chosen(answers.probabilities)
+        return {"confusion_matrix": counts.tolist()}
 
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
         accuracy = words.share(metrics, "accuracy", "95 % interval: ")
@@ -119,7 +100,7 @@ class Classes(Task):
     def one_answer(self, answers: Answers, number: int) -> OneAnswer:
         names, of_image = answers.label_names, answers.probabilities[number]
         output = int(of_image.argmax())
-        true = names[answers.truths[number]]
+        true = names[answers.truths[number].argmax()]
         return OneAnswer(number, output, true, names[output], float(of_image[output]))
 
 
@@ -142,7 +123,7 @@ class Grades(Classes):
         is NaN if all grades, true and given, are the same one.
         """
         size = len(answers.label_names)
-        pairs = answers.truths * size + self.chosen(answers.probabilities)
+        pairs = answers.truths.argmax(-1) * size + answers.probabilities.argmax(-1)
         tables = measures.sums_by_place(pairs, weights, size * size).reshape(-1, size, size)
         distances = np.square(np.subtract.outer(np.arange(size), np.arange(size))).astype(float)
         by_chance = tables.sum(2)[:, :, None] * tables.sum(1)[:, None, :]

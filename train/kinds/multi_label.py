@@ -11,7 +11,6 @@ import numpy as np
 from tfrecord_io.format import kinds
 from tfrecord_io.pages import page
 from train.kinds import measures, words
-from train.kinds import task as tasks
 from train.kinds.task import Answers, OneAnswer, Task
 
 #: An image is said to have a label from this probability on.
@@ -19,21 +18,18 @@ LABEL_THRESHOLD = 0.5
 
 
 class MultiLabel(Task):
-    """Any number of labels for each image. Truths are bool [num_examples, num_labels].
+    """Any number of labels for each image.
 
     Measures of all labels together are means over the labels: `accuracy` is the share of right
     answers among all answers, and `macro_auc` the mean of the areas.
     """
 
-    kind = kinds.MULTI_LABEL
+    kind, activation = kinds.MULTI_LABEL, "sigmoid"
     run_measures = ("accuracy", "macro_auc", "macro_average_precision", "ece")
     decision = (
         "A threshold answers “this label, or not?”. The predicted labels do not depend on the "
         f"thresholds; they are those with a probability of at least {100 * LABEL_THRESHOLD:.0f} %."
     )
-
-    def activation(self, name: str | None = None) -> keras.layers.Layer:
-        return keras.layers.Activation("sigmoid", dtype="float32", name=name or "sigmoid")
 
     def logits_of(self, probabilities: Any) -> Any:
         ops = keras.ops
@@ -62,14 +58,8 @@ class MultiLabel(Task):
 
     def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
         # Of each label, the weight of the examples without it and of those with it.
-        sides = ((num_examples - count, count) for count in counts)
-        return tuple(tasks.balanced_weights(numbers, power) for numbers in sides)
-
-    def truths(self, labels: np.ndarray) -> np.ndarray:
-        return labels > 0
-
-    def has(self, truths: np.ndarray, num_labels: int) -> np.ndarray:
-        return truths
+        weights = super().class_weights
+        return tuple(weights((num_examples - n, n), num_examples, power) for n in counts)
 
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
         return probabilities >= LABEL_THRESHOLD
@@ -82,9 +72,6 @@ class MultiLabel(Task):
         cooled = super().cool(_pairs(probabilities.astype(np.float64)), temperature)
         return cooled[..., 0].astype(probabilities.dtype)
 
-    def brier(self, answers: Answers) -> np.ndarray:
-        return np.square(answers.probabilities - answers.truths).mean(-1)
-
     def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         areas = super().areas(answers, weights)
         for name in ("auc", "average_precision"):
@@ -93,7 +80,7 @@ class MultiLabel(Task):
         return areas
 
     def tables(self, answers: Answers) -> dict[str, Any]:
-        has, called = self.sides(answers)
+        has, called = answers.truths, self.chosen(answers.probabilities)
         # Of each label [[without it, false alarms], [missed, found]].
         counts = [[(given & truth).sum(0) for given in (~called, called)] for truth in (~has, has)]
         matrices = np.moveaxis(counts, -1, 0).tolist()

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-import keras
 import numpy as np
 from scipy import optimize, special
 
@@ -34,8 +33,7 @@ class Answers:
 
     Attributes:
         probabilities: float32 [num_examples, num_labels], with the temperature applied.
-        truths: for classes int64 [num_examples], for several labels bool [num_examples,
-            num_labels].
+        truths: bool [num_examples, num_labels], which labels each example has.
         folds: int [num_examples], which network of a cross-validation gave each answer; None if one
             gave all.
     """
@@ -103,18 +101,19 @@ class View:
         """
         return probabilities[:, self.places].astype(np.float64).sum(-1)
 
-    def is_positive(self, has: np.ndarray) -> np.ndarray:
-        """Returns where yes is right, bool [num_examples]; `has` is what `Task.has` returns."""
-        return has[:, self.places].any(-1)
+    def is_positive(self, truths: np.ndarray) -> np.ndarray:
+        """Returns where yes is right, bool [num_examples]."""
+        return truths[:, self.places].any(-1)
 
 
 class Task(abc.ABC):
     """What a network learns and answers.
 
-    Labels are float32 [num_examples, num_labels], as records have them; truths are what they say,
-    and probabilities [num_examples, num_labels] what the network answers.
+    Labels are float32 [num_examples, num_labels], as records have them; truths are the same as
+    bool, and probabilities [num_examples, num_labels] what the network answers.
 
     Attributes:
+        activation: Keras' name of the function that turns logits into probabilities.
         label_measures: of each label, columns of a table of the page.
         run_measures: figures on top of the page, and columns of its tables of folds and groups.
         glossary: what the measures mean.
@@ -122,6 +121,7 @@ class Task(abc.ABC):
     """
 
     kind: LabelKind
+    activation: str
     label_measures: tuple[str, ...] = (
         "sensitivity", "specificity", "precision", "f1", "auc", "average_precision",
     )  # fmt: skip
@@ -137,10 +137,6 @@ class Task(abc.ABC):
     decision: str
 
     # ---- learning
-
-    @abc.abstractmethod
-    def activation(self, name: str | None = None) -> keras.layers.Layer:
-        """Returns a layer: logits [batch, num_labels] → float32 probabilities."""
 
     @abc.abstractmethod
     def logits_of(self, probabilities: Any) -> Any:
@@ -160,27 +156,23 @@ class Task(abc.ABC):
             are right), float32 [...] each.
         """
 
-    @abc.abstractmethod
     def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
-        """Returns the weights of labels in the loss; their mean over the examples is 1.
+        """Returns the weights of labels in the loss: their frequency to a negative power.
 
         `counts` are the training examples with each label. The power is 0 for equal weights, and 1
-        for weights inverse to the frequency.
+        for weights inverse to the frequency. Their mean over the examples is 1, so the power
+        changes how labels compare, and not how large a step is. A label without examples gets the
+        weight 0.
         """
+        raised = [count**-power if count else 0.0 for count in counts]
+        total = sum(weight * count for weight, count in zip(raised, counts, strict=True))
+        return tuple(weight * num_examples / total for weight in raised)
 
     # ---- answers and truths
 
     @abc.abstractmethod
-    def truths(self, labels: np.ndarray) -> np.ndarray:
-        """Returns the truths of labels."""
-
-    @abc.abstractmethod
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
         """Returns the truths that probabilities speak for."""
-
-    @abc.abstractmethod
-    def has(self, truths: np.ndarray, num_labels: int) -> np.ndarray:
-        """Returns which examples have which labels, bool [num_examples, num_labels]."""
 
     @abc.abstractmethod
     def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -190,15 +182,9 @@ class Task(abc.ABC):
         int64 [num_choices].
         """
 
-    def sides(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which labels examples have, and which the answers say, see `has`."""
-        num_labels, called = len(answers.label_names), self.chosen(answers.probabilities)
-        return self.has(answers.truths, num_labels), self.has(called, num_labels)
-
     def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
         """Returns the text of each label, as in examples.parquet."""
-        rows = self.has(truths, len(label_names))
-        return [self.kind.text_in(row, label_names) for row in rows]
+        return [self.kind.text_in(row, label_names) for row in truths]
 
     def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
         """Returns probabilities whose logits are divided by a temperature.
@@ -232,15 +218,14 @@ class Task(abc.ABC):
         )
         return float(np.exp(found.x))
 
-    def mean_loss(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
-        """Returns the mean loss of predictions, comparable with that of `losses`."""
+    def loss_and_accuracy(
+        self, probabilities: np.ndarray, truths: np.ndarray
+    ) -> tuple[float, float]:
+        """Returns the mean loss, comparable with that of `losses`, and the share that is right."""
         answers, right = self.choices(probabilities, truths)
         of_truth = answers[np.arange(len(right)), right].astype(np.float64)
-        return float(-np.log(np.maximum(of_truth, measures.LEAST_PROBABILITY)).mean())
-
-    def accuracy(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
-        """Returns the share of right answers."""
-        return float(np.mean(self.chosen(probabilities) == truths))
+        loss = -np.log(np.maximum(of_truth, measures.LEAST_PROBABILITY)).mean()
+        return float(loss), float(np.mean(answers.argmax(-1) == right))
 
     # ---- measures
 
@@ -253,35 +238,36 @@ class Task(abc.ABC):
 
         The weights, float64 [num_weightings, num_examples], are how often each example counts.
         """
-        has, called = self.sides(answers)
         choices, right = self.choices(answers.probabilities, answers.truths)
-        is_right = (choices.argmax(-1) == right).reshape(len(has), -1)
+        is_right = (choices.argmax(-1) == right).reshape(len(answers.truths), -1)
         sure, total = choices.max(-1).reshape(is_right.shape), weights.sum(-1)
+        # Source: Brier 1950, "Verification of forecasts expressed in terms of probability". Of two
+        # classes it is half of that, as in scikit-learn's `brier_score_loss`.
+        num_classes = choices.shape[-1]
+        distances = np.square(choices - np.eye(num_classes)[right]).sum(-1)
+        brier = distances.reshape(is_right.shape).mean(-1) / (2 if num_classes == 2 else 1)
         scores = {
             "accuracy": measures.ratios(weights @ is_right.mean(-1), total),
             "ece": measures.expected_calibration_error(sure, is_right, weights),
-            "brier": measures.ratios(weights @ self.brier(answers), total),
+            "brier": measures.ratios(weights @ brier, total),
         }
         views = self.views(answers.label_names)
         yes, truth = (
-            np.stack([view.is_positive(of) for view in views], -1) for of in (called, has)
+            np.stack([view.is_positive(labels) for view in views], -1)
+            for labels in (self.chosen(answers.probabilities), answers.truths)
         )
         for rate, values in measures.rates_of(yes, truth, weights).items():
             scores |= {view.of(rate): values[:, place] for place, view in enumerate(views)}
         return scores
 
-    @abc.abstractmethod
-    def brier(self, answers: Answers) -> np.ndarray:
-        """Returns the squared distance of each answer from the truth, float [num_examples].
-
-        Source: Brier 1950, "Verification of forecasts expressed in terms of probability".
-        """
-
     def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the areas under curves, which take longer; see `score`."""
-        has, areas = self.has(answers.truths, len(answers.label_names)), {}
+        areas = {}
         for view in self.views(answers.label_names):
-            is_positive, ranking = view.is_positive(has), view.ranking(answers.probabilities)
+            is_positive, ranking = (
+                view.is_positive(answers.truths),
+                view.ranking(answers.probabilities),
+            )
             found = measures.areas_under_curves(is_positive, ranking, weights)
             areas[view.of("auc")], areas[view.of("average_precision")] = found
         return areas
@@ -314,17 +300,6 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def one_answer(self, answers: Answers, number: int) -> OneAnswer:
         """Returns an answer in words, by its number in `choices`."""
-
-
-def balanced_weights(counts: Sequence[int], power: float) -> tuple[float, ...]:
-    """Returns a weight for each class: its frequency to a negative power.
-
-    Their mean over the examples is 1, so the power changes how classes compare, and not how large
-    a step is. A class without examples gets the weight 0.
-    """
-    raised = [count**-power if count else 0.0 for count in counts]
-    total = sum(weight * count for weight, count in zip(raised, counts, strict=True))
-    return tuple(weight * sum(counts) / total for weight in raised)
 
 
 def _logarithms(probabilities: np.ndarray) -> np.ndarray:

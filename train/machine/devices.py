@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import importlib.metadata
 import os
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -181,17 +180,6 @@ def _chosen(available: list[Any], options: DeviceOptions) -> list[Any]:
             "the CPU"
         )
     return available[:wanted]
-
-
-def set_seed(seed: int) -> None:
-    """Makes everything random in Keras depend on a seed."""
-    import keras
-
-    random.seed(seed)
-    np.random.seed(seed)
-    # Keras' own function imports TensorFlow wherever it is installed.
-    if keras.backend.backend() == "tensorflow":
-        keras.utils.set_random_seed(seed)
 
 
 def versions() -> dict[str, str]:

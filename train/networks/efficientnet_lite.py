@@ -11,6 +11,7 @@ github.com/RangiLyu/EfficientNet-Lite.
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 import importlib.util
 import io
@@ -45,6 +46,10 @@ def efficientnet_lite0(*, pretrained: bool) -> keras.Model:
         UserError: if the package with the weights is not installed, or its file is another one.
     """
     layers, built = keras.layers, []
+    conv, depthwise = (
+        functools.partial(kind, padding="same", use_bias=False)
+        for kind in (layers.Conv2D, layers.DepthwiseConv2D)
+    )
 
     def normalized(layer: keras.layers.Layer, features: Any, *, is_active: bool = True) -> Any:
         norm = layers.BatchNormalization(epsilon=1e-3, momentum=0.99, name=f"{layer.name}_norm")
@@ -52,30 +57,22 @@ def efficientnet_lite0(*, pretrained: bool) -> keras.Model:
         features = norm(layer(features))
         return layers.ReLU(6.0, name=f"{layer.name}_relu")(features) if is_active else features
 
-    def conv(filters: int, size: int, stride: int, name: str) -> keras.layers.Layer:
-        return layers.Conv2D(
-            filters, size, strides=stride, padding="same", use_bias=False, name=name
-        )
-
     images = features = keras.Input((None, None, 3), name="rgb")
-    features = normalized(conv(32, 3, 2, "stem"), features)
+    features = normalized(conv(32, 3, 2, name="stem"), features)
     number = 0
     for num_blocks, size, first_stride, expansion, filters in _STAGES:
         for block in range(num_blocks):
             before, inputs, label = features.shape[-1], features, f"block{number}"
             stride, number = (1 if block else first_stride), number + 1
             if expansion > 1:
-                expand = conv(expansion * before, 1, 1, f"{label}_expand")
+                expand = conv(expansion * before, 1, name=f"{label}_expand")
                 features = normalized(expand, features)
-            depthwise = layers.DepthwiseConv2D(
-                size, strides=stride, padding="same", use_bias=False, name=f"{label}_depthwise"
-            )
-            features = normalized(depthwise, features)
-            project = conv(filters, 1, 1, f"{label}_project")
+            features = normalized(depthwise(size, stride, name=f"{label}_depthwise"), features)
+            project = conv(filters, 1, name=f"{label}_project")
             features = normalized(project, features, is_active=False)
             if stride == 1 and before == filters:
                 features = layers.Add(name=f"{label}_add")([features, inputs])
-    features = normalized(conv(1280, 1, 1, "top"), features)
+    features = normalized(conv(1280, 1, name="top"), features)
     model = keras.Model(images, features, name="efficientnet_lite0")
     if pretrained:
         # The file has the layers in the order in which they were built here, and then the top.

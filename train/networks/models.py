@@ -7,6 +7,7 @@ saved model needs no code of this project, and the host never changes a pixel.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import keras
@@ -108,7 +109,9 @@ def build_network(
     logits = keras.Model(pixels, outputs, name=options.model)
     images = keras.Input(stored.shape, dtype="uint8", name="image")
     pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(images)
-    activation = task.activation()
+    # Probabilities are always float32: in reduced precision they are rounded too much.
+    activate = functools.partial(keras.layers.Activation, task.activation, dtype="float32")
+    activation = activate(name=task.activation)
     probabilities = activation(logits(pixels))
     if with_mirror:
         mirrored = activation(logits(keras.ops.flip(pixels, axis=2)))
@@ -116,7 +119,7 @@ def build_network(
         probabilities = mean([probabilities, mirrored])
     if temperature != 1.0:
         scaled = task.logits_of(probabilities) / temperature
-        probabilities = task.activation(name="temperature")(scaled)
+        probabilities = activate(name="temperature")(scaled)
     model = keras.Model(images, probabilities, name=f"{options.model}_classifier")
     return Network(logits=logits, model=model, backbone=backbone)
 
@@ -167,11 +170,7 @@ def _small_resnet(features, statistics: PixelStatistics | None, synchronized: bo
     mean and the maximum over the last grid, because a finding may fill the scan or a single cell.
     """
     layers = keras.layers
-
-    def conv(filters: int, size: int, stride: int = 1, **options: object) -> keras.layers.Layer:
-        options = {"kernel_initializer": "he_normal", **options}
-        return layers.Conv2D(filters, size, strides=stride, padding="same", **options)
-
+    conv = functools.partial(layers.Conv2D, padding="same", kernel_initializer="he_normal")
     assert statistics is not None  # the session computes them for this network
     variance = [max(std, _LEAST_STD) ** 2 for std in statistics.std]
     features = layers.Normalization(mean=statistics.mean, variance=variance, name="normalization")(

@@ -40,19 +40,6 @@ _SAME = 1e-9
 Measuring = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
-def draws_of(num_groups: int, num_samples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields how often each group counts in draws of whole groups with replacement.
-
-    Source: Efron and Tibshirani 1993, "An introduction to the bootstrap"; drawing clusters: Field
-    and Welsh 2007, "Bootstrapping clustered data". The first draws of a seed do not depend on
-    `num_samples`.
-    """
-    generator = np.random.default_rng(seed)
-    for _ in range(num_samples):
-        drawn = generator.integers(num_groups, size=num_groups)
-        yield np.bincount(drawn, minlength=num_groups)
-
-
 def _measured(
     measure: Measuring, groups: np.ndarray, counts: Iterator[np.ndarray]
 ) -> dict[str, np.ndarray]:
@@ -92,10 +79,16 @@ def with_intervals(
         `value`, `low` and `high` by name; None where undefined.
     """
     everything = np.bincount(groups) if sizes is None else sizes
-    # All draws of a single group would be the same.
-    num_draws = num_samples if len(everything) > 1 else 0
-    drawn = _measured(measure, groups, draws_of(len(everything), num_draws, seed))
-    parts = np.arange(len(everything)) % _MAX_PARTS
+    num_groups, generator = len(everything), np.random.default_rng(seed)
+    # Whole groups are drawn with replacement. Sources: Efron and Tibshirani 1993, "An introduction
+    # to the bootstrap"; Field and Welsh 2007, "Bootstrapping clustered data". All draws of a single
+    # group would be the same.
+    draws = (
+        np.bincount(generator.integers(num_groups, size=num_groups), minlength=num_groups)
+        for _ in range(num_samples if num_groups > 1 else 0)
+    )
+    drawn = _measured(measure, groups, draws)
+    parts = np.arange(num_groups) % _MAX_PARTS
     images = np.bincount(parts, everything)
     left_out = range(len(images) if drawn else 0)
     without = _measured(measure, groups, (parts != part for part in left_out))
@@ -189,16 +182,13 @@ def _binomial(value: float, number: float) -> tuple[float, float]:
 
 
 def examples_behind(
-    views: Sequence[View], has: np.ndarray, groups: np.ndarray
+    views: Sequence[View], truths: np.ndarray, groups: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Returns how many examples of each group the measures of views rest on, by name.
-
-    `has` says which examples have which labels, bool [num_examples, num_labels].
-    """
+    """Returns how many examples of each group the measures of views rest on, by name."""
     return {
         view.of(measure): counts
         for view in views
-        for measure, counts in behind_rates(view.is_positive(has), groups).items()
+        for measure, counts in behind_rates(view.is_positive(truths), groups).items()
     }
 
 

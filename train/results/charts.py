@@ -134,7 +134,7 @@ def roc(predictions: Predictions, metrics: Mapping[str, Any], axes: Axes) -> str
     for view in views:
         curves = []
         for answers in predictions.by_fold():
-            is_positive = view.is_positive(task.has(answers.truths, len(names)))
+            is_positive = view.is_positive(answers.truths)
             if 0 < is_positive.sum() < len(is_positive):
                 curve = sk_metrics.roc_curve(is_positive, view.ranking(answers.probabilities))
                 curves.append(np.interp(_GRID, *curve[:2]))

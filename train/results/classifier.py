@@ -186,15 +186,20 @@ def answered(
 ) -> list[Prediction]:
     """Returns predictions with their answers, [num_given, num_labels]."""
     # Imports Keras, which a loaded classifier did already.
-    from train.results.thresholds import views_above
+    from train.results.thresholds import view_of
 
     task, names = classifier.task, classifier.label_names
     texts = task.texts(task.chosen(answers), names)
-    above = views_above(classifier.thresholds, answers, names)
-    return [
-        dataclasses.replace(each, probabilities=row, predicted=text, above=views)
-        for each, row, text, views in zip(given, answers, texts, above, strict=True)
-    ]
+    reached = {
+        entry["view"]: view_of(entry, names).ranking(answers) >= entry["threshold"]
+        for entry in classifier.thresholds
+    }
+    predictions = []
+    for row, (one, text) in enumerate(zip(given, texts, strict=True)):
+        above = [name for name, is_above in reached.items() if is_above[row]] if reached else None
+        new = {"probabilities": answers[row], "predicted": text, "above": above}
+        predictions.append(dataclasses.replace(one, **new))
+    return predictions
 
 
 def pixels_of(image: DecodedImage, preprocessing: Preprocessing) -> np.ndarray:

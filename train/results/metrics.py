@@ -67,14 +67,18 @@ def measure(
         # Of sites, only those of whole datasets unless they are asked for.
         if column not in options.columns and None in values:
             continue
-        parts = subgroups(values)
-        if len(parts) > MAX_VALUES:
+        # Each value by its text, in the order of the values, and `unknown` last.
+        known = map(str, sorted({value for value in values if value is not None}))
+        texts = ["unknown" if value is None else str(value) for value in values]
+        names = dict.fromkeys((*known, *texts))
+        if len(names) > MAX_VALUES:
             results["notes"].append(
-                f"{printable(column)} has {len(parts):,} values, more than the {MAX_VALUES} that "
+                f"{printable(column)} has {len(names):,} values, more than the {MAX_VALUES} that "
                 "are measured by themselves; give a column of groups"
             )
             continue
-        for name, rows in parts.items():
+        for name in names:
+            rows = np.flatnonzero([text == name for text in texts])
             found = evaluate_predictions(predictions.take(rows), num_samples, seed)
             kept = {key: found[key] for key in ("num_examples", "num_patients", "scores")}
             by.setdefault(column, {})[name] = kept
@@ -107,18 +111,6 @@ def _by_patient(predictions: Predictions, num_samples: int, seed: int) -> dict[s
     return with_intervals(rates, groups, {}, sizes=patients_of, num_samples=num_samples, seed=seed)
 
 
-def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Returns the places of the examples of each value of a column, by its text, in their order.
-
-    The examples whose value is None are the last, as `unknown`.
-    """
-    order = sorted({value for value in values if value is not None})
-    rows = {str(value): [] for value in order} | {"unknown": []}
-    for row, value in enumerate(values):
-        rows["unknown" if value is None else str(value)].append(row)
-    return {name: np.array(places) for name, places in rows.items() if places}
-
-
 def evaluate_predictions(predictions: Predictions, num_samples: int, seed: int) -> dict[str, Any]:
     """Returns the measures of all predictions together for metrics.json.
 
@@ -138,8 +130,7 @@ def evaluate_predictions(predictions: Predictions, num_samples: int, seed: int) 
     probabilities, truths = predictions.probabilities, predictions.truths
     indices, views = groups.codes, task.views(label_names)
     num_area_samples = min(num_samples, MAX_AREA_COST // probabilities.size)
-    has = task.has(truths, len(label_names))
-    behind = examples_behind(views, has, indices)
+    behind = examples_behind(views, truths, indices)
     interval = functools.partial(with_intervals, groups=indices, behind=behind, seed=seed)
     scores = interval(functools.partial(task.score, predictions), num_samples=num_samples)
     scores |= interval(functools.partial(_areas, predictions), num_samples=num_area_samples)
@@ -153,8 +144,8 @@ def evaluate_predictions(predictions: Predictions, num_samples: int, seed: int) 
         "bootstrap_samples": num_samples,
         "auc_bootstrap_samples": num_area_samples,
         "confidence_level": CONFIDENCE_LEVEL,
-        "loss": task.mean_loss(probabilities, truths),
-        "label_counts": dict(zip(label_names, has.sum(0).tolist(), strict=True)),
+        "loss": task.loss_and_accuracy(probabilities, truths)[0],
+        "label_counts": dict(zip(label_names, truths.sum(0).tolist(), strict=True)),
         **task.tables(predictions),
     }
     result["label_groups"] = {

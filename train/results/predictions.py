@@ -66,21 +66,18 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
     with atomic_write(directory / PREDICTIONS_NAME) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
 
-    def column(name: str) -> np.ndarray:
-        return np.array([value or "" for value in predictions.values(name)], str)
-
+    exact = {"probabilities": predictions.probabilities, "truths": predictions.truths}
+    for name, column in {"keys": "key", "patients": "patient", "files": "file_xxh3"}.items():
+        exact[name] = np.array([value or "" for value in predictions.values(column)], str)
     with atomic_write(directory / EXACT_NAME) as file:
-        np.savez(
-            file,
-            keys=column("key"),
-            probabilities=predictions.probabilities,
-            truths=predictions.truths,
-            patients=column("patient"),
-            files=column("file_xxh3"),
-        )
+        np.savez(file, **exact)
 
 
-def read_predictions(directory: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns (keys [num_examples], probabilities, truths) as `write_predictions` wrote them."""
-    with np.load(directory / EXACT_NAME) as arrays:
-        return arrays["keys"], arrays["probabilities"], arrays["truths"]
+def read_predictions(directory: Path) -> dict[str, np.ndarray]:
+    """Returns the arrays `keys`, `probabilities`, `truths`, `patients` and `files`."""
+    with np.load(directory / EXACT_NAME) as file:
+        exact = dict(file)
+    if exact["truths"].ndim == 1:  # the class of each, as earlier releases wrote it
+        places = np.arange(exact["probabilities"].shape[1])
+        exact["truths"] = exact["truths"][:, None] == places
+    return exact

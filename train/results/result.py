@@ -82,22 +82,6 @@ class Result:
     def task(self) -> Task:
         return task_of(self.manifest.label_kind)
 
-    @property
-    def heading(self) -> str:
-        return f"How well the network reads {self.manifest.name}"
-
-    @property
-    def is_of_validation(self) -> bool:
-        """Whether the run made its choices with the images that measure it."""
-        return self.metrics.get("split") == "val" and "model" not in self.metrics
-
-    def images_of(self, split: str) -> list[int]:
-        """Returns the images of a split and of each label in it, without augmented copies."""
-        part = self.manifest.splits[split]
-        # Each training image has as many.
-        size = 1 + self.manifest.options.get("variants", 0) * (split == "train")
-        return [count // size for count in (part.num_examples, *part.label_counts)]
-
     def write(
         self, explanation: Explanation | None = None, num_explained: int = MAX_EXPLAINED
     ) -> dict[str, Any]:
@@ -150,15 +134,19 @@ class Result:
     def render(self) -> str:
         """Returns the HTML of the page."""
         title = self.directory.resolve().name
+        # An evaluation names its run, of which the export may have been given.
+        model = self.metrics.get("model")
+        reader = Path(model.removesuffix("/export")).resolve().name if model else "the network"
+        heading = f"How well {reader} reads {self.manifest.name}"
         beside = 'Beside this page: <a href="metrics.json">metrics.json</a> with every figure.'
         warning = "This is not a medical device. Nobody may be diagnosed or treated by it."
         parts = self.parts if "scores" in self.metrics else _ALWAYS
         made = [(make, make(self)) for make in parts]
         return page.render(
             page.Page(
-                title=f"{self.heading} – {title}",
+                title=f"{heading} – {title}",
                 over=f"{self.kind} {title}",
-                heading=self.heading,
+                heading=heading,
                 top=[page.markup("<strong>{}</strong>", warning), *sections.top(self)],
                 sections=[page.Section(make.__name__, *found) for make, found in made if found],
                 footer=page.markup(beside),
@@ -200,9 +188,3 @@ class EvaluationResult(Result):
         "clinic or device.",
     )
     parts = RunResult.parts
-
-    @property
-    def heading(self) -> str:
-        # The export of a run may have been given.
-        run = Path(self.metrics["model"].removesuffix("/export")).resolve().name
-        return f"How well {run} reads {self.manifest.name}"

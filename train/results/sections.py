@@ -49,6 +49,8 @@ def top(result: Result) -> list[Any]:
         )
         return [page.Note(why, "lead first")]
     images = words.measured_images(metrics)
+    # A run made its choices with the validation images; an evaluation of it did not.
+    is_of_validation = metrics["split"] == "val" and "model" not in metrics
     verdict, *leads = task.verdict(metrics)
     cautions = []
     if seen and seen.num_images and seen.is_measured:
@@ -58,7 +60,7 @@ def top(result: Result) -> list[Any]:
             "eye instead of the disease, so the result is probably too good. --splits patient "
             "builds splits without such images."
         )
-    elif seen and not result.is_of_validation:
+    elif seen and not is_of_validation:
         if seen.num_images:
             leads.append(
                 f"{counted(seen.num_images, 'further image')} of "
@@ -69,7 +71,7 @@ def top(result: Result) -> list[Any]:
             leads.append(f"{result.compared.format(images)} {listed(seen.claims)}.")
     cautions += [sentence(seen.note)] if seen else []
     cautions.append(task.doubt(metrics) or "")
-    if result.is_of_validation:
+    if is_of_validation:
         cautions.append(
             "The dataset has no test split. The run also made its choices with these validation "
             "images, so the result is probably too good."
@@ -289,7 +291,11 @@ def training(result: Result) -> Section:
     """How the network was trained, and on what."""
     manifest = result.manifest
     height, width, channels = manifest.image_shape
-    images = {name: result.images_of(name) for name in manifest.splits}
+    images = {}
+    for name, split in manifest.splits.items():
+        # Augmented copies are left out; each training image has as many.
+        size = 1 + manifest.options.get("variants", 0) * (name == "train")
+        images[name] = [count // size for count in (split.num_examples, *split.label_counts)]
     facts = {
         "name": manifest.name,
         "its page": f"{result.dataset.path}/report.html",

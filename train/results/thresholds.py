@@ -71,9 +71,8 @@ def choose_thresholds(val: Predictions, wanted: float) -> list[dict[str, Any]]:
         view without a positive image or whose threshold separates nothing has none.
     """
     task, names, chosen = val.task, val.label_names, []
-    has = task.has(val.truths, len(names))
     for view in task.views(names):
-        ranking, is_positive = view.ranking(val.probabilities), view.is_positive(has)
+        ranking, is_positive = view.ranking(val.probabilities), view.is_positive(val.truths)
         threshold = threshold_for_sensitivity(ranking, is_positive, wanted)
         if threshold is None:
             continue
@@ -115,21 +114,6 @@ def read_thresholds(export: Path, label_names: Sequence[str]) -> list[dict[str, 
 def view_of(entry: Mapping[str, Any], label_names: Sequence[str]) -> View:
     """Returns the view that a threshold is about."""
     return View(entry["view"], [label_names.index(name) for name in entry["labels"]])
-
-
-def views_above(
-    chosen: Sequence[Mapping[str, Any]], probabilities: np.ndarray, label_names: Sequence[str]
-) -> list[list[str] | None]:
-    """Returns the names of the views whose threshold each example reaches; None without thresholds.
-
-    The probabilities are [num_examples, num_labels].
-    """
-    above: list[list[str]] = [[] for _ in probabilities]
-    for entry in chosen:
-        is_above = view_of(entry, label_names).ranking(probabilities) >= entry["threshold"]
-        for place in np.flatnonzero(is_above):
-            above[place].append(entry["view"])
-    return [*above] if chosen else [None] * len(probabilities)
 
 
 def parse_prevalences(text: str, views: Sequence[str]) -> dict[str, float]:
@@ -174,13 +158,12 @@ def measure_thresholds(
         stated `ppv` and `npv`.
     """
     names, groups, measured = predictions.label_names, predictions.groups.codes, []
-    has = predictions.task.has(predictions.truths, len(names))
     for entry in chosen:
         if not set(entry["labels"]) <= set(names):
             continue
         view = view_of(entry, names)
         is_called = view.ranking(predictions.probabilities) >= entry["threshold"]
-        is_positive, prevalence = view.is_positive(has), prevalences.get(view.name)
+        is_positive, prevalence = view.is_positive(predictions.truths), prevalences.get(view.name)
         rates = with_intervals(
             functools.partial(_sides, is_called, is_positive, prevalence=prevalence),
             groups,
@@ -189,7 +172,7 @@ def measure_thresholds(
             seed=seed,
         )
         num_positives = int(is_positive.sum())
-        counts = {"num_positives": num_positives, "num_negatives": len(has) - num_positives}
+        counts = {"num_positives": num_positives, "num_negatives": len(groups) - num_positives}
         measured.append({**entry, "test": counts | rates})
     return measured
 

@@ -63,16 +63,19 @@ def cross_validate(
             # Without this, the graphs of all runs stay in memory.
             keras.utils.clear_session()
         answers = [read_predictions(run.path) for run in runs]
-        keys, probabilities, truths = zip(*answers, strict=True)
+        keys, probabilities, truths = (
+            np.concatenate([of_run[name] for of_run in answers])
+            for name in ("keys", "probabilities", "truths")
+        )
         row_of = dict(zip(data.values("key", everyone.rows), everyone.rows.tolist(), strict=True))
         predictions = Predictions(
             task=task,
-            probabilities=np.concatenate(probabilities),
-            truths=np.concatenate(truths),
+            probabilities=probabilities,
+            truths=truths,
             label_names=data.manifest.label_names,
-            folds=np.repeat(np.arange(len(runs)), [len(of_run) for of_run in keys]),
+            folds=np.repeat(np.arange(len(runs)), [len(of_run["keys"]) for of_run in answers]),
             dataset=data,
-            rows=np.array([row_of[key] for of_run in keys for key in of_run]),
+            rows=np.array([row_of[key] for key in keys]),
         )
         measured = metrics.measure(predictions, config.measures, config.input.seed)
         counted = {"best_epoch": None, "steps": None, "num_images": measured["num_examples"]}

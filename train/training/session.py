@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from train.data.dataset import Dataset, Part, Parts, choose_parts, open_dataset
 from train.kinds import task_of
 from train.kinds.task import Task, require_numbers
 from train.machine import console
-from train.machine.devices import Devices, configure_devices, set_seed
+from train.machine.devices import Devices, configure_devices
 from train.networks.models import Network, Pixels, build_network, freeze, restore
 from train.networks.optimizers import make_optimizer
 from train.networks.options import LITE_MODEL
@@ -61,12 +62,6 @@ class Session:
         ends = (epoch * num_examples for epoch in range((options.epochs or 0) + 1))
         return [math.ceil(end / (options.global_batch_size or 1)) for end in ends]
 
-    @property
-    def fitted_part(self) -> Part | None:
-        """The part to which temperature and thresholds are fitted; None for none of them."""
-        # What is reported of a part must not be fitted to it.
-        return self.parts.val if self.parts.test else None
-
     @functools.cached_property
     def pixels(self) -> Pixels:
         """What the network must know of the stored images."""
@@ -107,7 +102,9 @@ class Session:
         """
         keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
         config, devices = self.config, self.devices
-        set_seed(config.input.seed)
+        random.seed(config.input.seed)
+        if devices.backend == "tensorflow":  # Keras' own function imports it wherever it is there
+            keras.utils.set_random_seed(config.input.seed)
         # On TensorFlow each replica sees only its share of the batch; on JAX each sees all of it.
         # Other backends refuse to load a network whose layers ask the other replicas.
         exchanges = devices.backend == "tensorflow" and devices.num_replicas > 1
@@ -133,9 +130,6 @@ class Session:
         return feed.training_batches(
             self.data, part, config.input, self.devices, mixup=mixup, start_step=start_step
         )
-
-    def evaluation_batches(self, part: Part) -> Any:
-        return feed.evaluation_batches(self.data, part, self.config.input, self.devices)
 
     def training_steps(self, network: Network) -> Steps:
         """Returns steps with a fresh optimizer of the layers that train."""
@@ -169,7 +163,8 @@ class Session:
 
     def predict(self, network: Network, part: Part) -> Predictions:
         """Returns a network's answers for a part; TrainingError if they are not numbers."""
-        answers, truths = self.steps(network).predict(self.evaluation_batches(part))
+        batches = feed.evaluation_batches(self.data, part, self.config.input, self.devices)
+        answers, truths = self.steps(network).predict(batches)
         require_numbers(answers, part.name)
         return Predictions(
             task=self.task,

@@ -115,9 +115,6 @@ class Steps:
     optimizer: Any = None
     num_traces: int = dataclasses.field(default=0, init=False)
 
-    def __post_init__(self) -> None:
-        """Makes the functions of a step."""
-
     def iterate(self, batches: Any) -> Iterator[Any]:
         """Returns an iterator that brings the batches of `feed` to the devices."""
         raise NotImplementedError
@@ -139,13 +136,14 @@ class Steps:
             rows, row_labels = (np.asarray(values)[np.asarray(weights) > 0] for values in answers)
             probabilities.append(rows)
             labels.append(row_labels)
-        return np.concatenate(probabilities), self.objective.task.truths(np.concatenate(labels))
+        return np.concatenate(probabilities), np.concatenate(labels) > 0
 
     def _predict(self, batches: Any) -> Iterator[tuple[Any, Any, Any]]:
         """Yields (probabilities, labels, weights) of a replica batch; weight 0 means a copy."""
         raise NotImplementedError
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class TensorFlowSteps(Steps):
     """Steps under a `tf.distribute` strategy."""
 
@@ -158,7 +156,9 @@ class TensorFlowSteps(Steps):
         self._tf = tf
         # Without AutoGraph, which writes Python files into the folder for temporary files.
         function = functools.partial(tf.function, autograph=False)
-        self._predict_function = function(self._compute_predictions)
+        run = self.devices.strategy.run
+        answer = functools.partial(self.network.model, training=False)
+        self._predict_function = function(lambda images: run(answer, args=(images,)))
         self._train_function = function(self._train)
         # XLA makes a single loop of the augmentation; op by op it takes ten times as long.
         self._prepare = function(self.objective.prepare, jit_compile=True)
@@ -210,11 +210,8 @@ class TensorFlowSteps(Steps):
         variables = self.network.logits.trainable_variables
         return tape.gradient(loss, [variable.value for variable in variables]), totals
 
-    def _compute_predictions(self, images: tf.Tensor) -> tf.Tensor:
-        model = self.network.model
-        return self.devices.strategy.run(lambda part: model(part, training=False), args=(images,))
 
-
+@dataclasses.dataclass(kw_only=True, eq=False)
 class JaxSteps(Steps):
     """Steps as pure functions, batches split over the devices of a mesh; XLA compiles them all."""
 
@@ -225,7 +222,8 @@ class JaxSteps(Steps):
         copy = functools.partial(jax.tree.map, jax.numpy.copy)
         self._copy = jax.jit(copy, out_shardings=copied)
         self._train_function = jax.jit(self._train, donate_argnums=0, out_shardings=copied)
-        self._predict_function = jax.jit(self._compute_predictions, out_shardings=copied)
+        answer = functools.partial(self.network.model.stateless_call, training=False)
+        self._predict_function = jax.jit(lambda *given: answer(*given)[0], out_shardings=copied)
         self._state: tuple[list[Any], list[Any], list[Any]] | None = None
 
     def iterate(self, batches: Any) -> Iterator[Any]:
@@ -286,7 +284,3 @@ class JaxSteps(Steps):
             optimizer_state, gradients, trainable
         )
         return (trainable, other, optimizer_state), totals
-
-    def _compute_predictions(self, trainable: Any, other: Any, images: Any) -> Any:
-        call = self.network.model.stateless_call
-        return call(trainable, other, images, training=False)[0]

@@ -92,7 +92,8 @@ def complete(session: Session, folder: RunFolder, *, draws_maps: bool = True) ->
     temperature = 1.0
     chosen: Sequence[Mapping[str, Any]] = ()
     with stage("temperature and thresholds"):
-        if fitted := session.fitted_part:
+        # What is reported of a part must not be fitted to it.
+        if fitted := parts.test and parts.val:
             val = session.predict(build(), fitted)
             temperature = session.task.fit_temperature(val.probabilities, val.truths)
             cooled = session.task.cool(val.probabilities, temperature)

@@ -19,6 +19,7 @@ from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.stores.files import write_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.printing import counted, printable
+from train.data import feed
 from train.machine import console
 from train.machine.errors import TrainingError
 from train.machine.places import RunFolder
@@ -106,7 +107,10 @@ def train(session: Session, folder: RunFolder) -> tuple[Progress, Sequence[np.nd
                 math.prod(variable.shape) for variable in network.model.trainable_variables
             )
             print(f"training {trained:,} of these parameters", flush=True)
-        _Loop(session, folder, network, steps, progress).run_epochs()
+        loop = _Loop(
+            session=session, folder=folder, network=network, steps=steps, progress=progress
+        )
+        loop.run_epochs()
     # A kill or a power cut may have taken the history, which is written before each checkpoint.
     write_json(folder.path / HISTORY_NAME, progress.history)
     _, kept = load_checkpoint(path := folder.path / BEST_NAME)
@@ -115,33 +119,29 @@ def train(session: Session, folder: RunFolder) -> tuple[Progress, Sequence[np.nd
     return progress, kept["model"]
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class _Loop:
     """The epochs of a training, with a checkpoint to go on from."""
 
-    def __init__(
-        self,
-        session: Session,
-        folder: RunFolder,
-        network: Network,
-        steps: Steps,
-        progress: Progress,
-    ) -> None:
-        self._session, self._epochs = session, session.config.input.epochs or 0
-        self._folder, self._network, self._steps = folder, network, steps
-        self._progress, val = progress, session.parts.val
-        self._val = val and session.evaluation_batches(val)
-        self._saved_at = time.monotonic()
+    session: Session
+    folder: RunFolder
+    network: Network
+    steps: Steps
+    progress: Progress
 
     def run_epochs(self) -> None:
         """Trains from where the progress stands to the last epoch."""
         from tensorboard.summary import Writer
 
-        progress, part = self._progress, self._session.parts.train
+        session, progress, part = self.session, self.progress, self.session.parts.train
+        options, val = session.config.input, session.parts.val
+        self._epochs, self._saved_at = options.epochs or 0, time.monotonic()
+        self._val = val and feed.evaluation_batches(session.data, val, options, session.devices)
         done = part.num_examples * progress.epoch + progress.totals.get("num_examples", 0)
         settings = {"leave": False, "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
         with (
             monitors.stop_signals() as self._stops,
-            contextlib.closing(Writer(str(self._folder.path / "tensorboard"))) as writer,
+            contextlib.closing(Writer(str(self.folder.path / "tensorboard"))) as writer,
             tqdm(
                 desc="training",
                 unit=" images",
@@ -150,7 +150,7 @@ class _Loop:
                 **settings,
             ) as self._bar,
         ):
-            batches = self._steps.iterate(self._session.training_batches(progress.step))
+            batches = self.steps.iterate(self.session.training_batches(progress.step))
             while progress.epoch < self._epochs:
                 self._run_epoch(batches)
                 for tag, value in progress.history[-1].items():
@@ -160,14 +160,14 @@ class _Loop:
 
     def _run_epoch(self, batches: Any) -> None:
         """Trains to the end of the epoch, measures the validation part, and saves the state."""
-        progress, last_step = self._progress, self._session.steps_after[self._progress.epoch + 1]
+        progress, last_step = self.progress, self.session.steps_after[self.progress.epoch + 1]
         sums = np.array([progress.totals.get(name, 0.0) for name in _SUMS])
         # Of the steps that are timed: examples, steps, seconds, seconds of waiting for input.
         seconds, timed = 0.0, np.zeros(4)
         while progress.step < last_step:
             # The first call of a graph also builds it, and is not timed.
-            is_warm, started = self._steps.num_traces > 0, time.monotonic()
-            totals, waited = self._steps.train(batches)
+            is_warm, started = self.steps.num_traces > 0, time.monotonic()
+            totals, waited = self.steps.train(batches)
             took = time.monotonic() - started
             progress.step += 1
             if not math.isfinite(totals[0]):
@@ -176,7 +176,7 @@ class _Loop:
                     "range before it. Lower --lr, raise --warmup_steps, or use --precision "
                     "float32. The last checkpoint is older than that step"
                 )
-            if self._steps.num_traces > 1:
+            if self.steps.num_traces > 1:
                 raise TrainingError(
                     f"the training graph was traced again before step {progress.step}, which "
                     "costs minutes and memory; feed it tensors of one shape and dtype, and no "
@@ -196,35 +196,34 @@ class _Loop:
         if is_last := progress.epoch == self._epochs:
             # Kept before the checkpoint that says it is done. The names travel with the outputs,
             # for a run that starts from them.
-            manifest = self._session.data.manifest
+            manifest = self.session.data.manifest
             facts = {"epoch": progress.epoch, "label_names": manifest.label_names}
-            model, path = self._network.model, self._folder.path / BEST_NAME
-            with averaged_weights(self._steps.optimizer, self._network.logits.trainable_variables):
+            model, path = self.network.model, self.folder.path / BEST_NAME
+            with averaged_weights(self.steps.optimizer, self.network.logits.trainable_variables):
                 save_checkpoint(path, {"model": model.variables}, facts | manifest.label_kind.entry)
         if is_last or self._stops or time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS:
             self._save()
 
     def _end_epoch(self, sums: np.ndarray, seconds: float, timed: np.ndarray) -> None:
         """Adds the epoch to the history, and prints its line."""
-        progress, task, optimizer = self._progress, self._session.task, self._steps.optimizer
-        self._steps.sync()
+        progress, task, optimizer = self.progress, self.session.task, self.steps.optimizer
+        self.steps.sync()
         loss, accuracy = (sums[:2] / sums[2]).tolist()
         num_timed, num_steps, of_timed, waited = timed.tolist()
-        is_head = progress.epoch < (self._session.config.network.head_epochs or 0)
+        is_head = progress.epoch < (self.session.config.network.head_epochs or 0)
         row: dict[str, Any] = {"epoch": progress.epoch + 1, "phase": "head" if is_head else "all"}
         row |= {"step": progress.step, "loss": loss, "accuracy": accuracy}
         if self._val is not None:
-            with averaged_weights(optimizer, self._network.logits.trainable_variables):
-                answers = self._steps.predict(self._val)
-            row["val_loss"] = task.mean_loss(*answers)
-            row["val_accuracy"] = task.accuracy(*answers)
+            with averaged_weights(optimizer, self.network.logits.trainable_variables):
+                answers = self.steps.predict(self._val)
+            row["val_loss"], row["val_accuracy"] = task.loss_and_accuracy(*answers)
         row |= {
             "learning_rate": float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
             "seconds": seconds,
             "images_per_second": num_timed / of_timed if of_timed else None,
             "step_ms": 1000 * of_timed / num_steps if of_timed else None,
             "input_wait_share": waited / of_timed if of_timed else None,
-            **monitors.memory_megabytes(self._session.devices),
+            **monitors.memory_megabytes(self.session.devices),
         }
         progress.history.append(row)
         progress.totals = {}
@@ -241,18 +240,18 @@ class _Loop:
         Raises:
             TrainingError: if the process was asked to stop.
         """
-        self._steps.sync()
-        model, optimizer = self._network.model.variables, self._steps.optimizer.variables
-        write_json(self._folder.path / HISTORY_NAME, self._progress.history)
+        self.steps.sync()
+        model, optimizer = self.network.model.variables, self.steps.optimizer.variables
+        write_json(self.folder.path / HISTORY_NAME, self.progress.history)
         groups = {"model": model, "optimizer": optimizer}
-        facts = dataclasses.asdict(self._progress)
-        save_checkpoint(self._folder.path / CHECKPOINT_NAME, groups, facts)
-        self._folder.save()
+        facts = dataclasses.asdict(self.progress)
+        save_checkpoint(self.folder.path / CHECKPOINT_NAME, groups, facts)
+        self.folder.save()
         self._saved_at = time.monotonic()
         if self._stops:
             number = self._stops[0]
             raise TrainingError(
-                f"stopped by {signal.Signals(number).name} after step {self._progress.step}; the "
+                f"stopped by {signal.Signals(number).name} after step {self.progress.step}; the "
                 "state is saved; run the same command again to continue",
                 128 + number,
             )

@@ -16,8 +16,8 @@ from marked_images import metrics_of, regroup, train, write_marked_dataset
 
 from tfrecord_io.format.groups import Groups
 from train import evaluate
-from train.data.dataset import Dataset
-from train.data.seen import NO_PATIENT, NO_PIXELS, Seen, collect, expose, read_seen
+from train.data.dataset import Dataset, Part, Parts
+from train.data.seen import NO_PATIENT, NO_PIXELS, Seen, expose, read_seen, seen_by
 
 
 def words(folder):
@@ -63,7 +63,9 @@ def dataset_of(*rows, **options):
 
 def seen_in(dataset):
     """What a network has seen that was trained on all images of a dataset."""
-    return collect(dataset, {"train": np.arange(len(dataset.table))})
+    rows = np.arange(len(dataset.table))
+    part = Part(name="train", splits=("train",), rows=rows)
+    return seen_by(dataset, Parts(train=part, val=None, test=None), None, None)
 
 
 def exposed(theirs, ours):

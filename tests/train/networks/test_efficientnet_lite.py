@@ -25,11 +25,7 @@ def test_two_photographs_get_the_imagenet_classes_that_the_published_network_giv
     assert np.argsort(-temple)[:4].tolist() == [442, 449, 975, 698]  # the first is a bell cote
     assert np.argsort(-flower)[:3].tolist() == [985, 309, 738]  # a daisy
     assert [temple[442], flower[985]] == pytest.approx([0.29, 0.14], abs=0.01)
-
-
-def test_it_has_the_size_of_the_published_one_and_takes_any_image():
-    network = efficientnet_lite0(pretrained=False)
-    assert network.count_params() == 3_413_024  # 4.7 million, less those of the 1,000 classes
+    # It takes images of any size.
     assert network(np.zeros((1, 64, 48, 3), np.float32)).shape == (1, 2, 2, 1280)
 
 

@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from answers import predictions_of, scores_of
+from answers import predictions_of, scores_of, truths_of
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
@@ -16,7 +16,8 @@ from train.results import thresholds
 
 
 def fit_temperature(logits, labels):
-    return CLASSES.fit_temperature(softmax(logits, -1), labels)
+    probabilities = softmax(logits, -1)
+    return CLASSES.fit_temperature(probabilities, truths_of(labels, probabilities.shape[1]))
 
 
 def drawn_from(logits, seed):
@@ -110,7 +111,7 @@ def test_thresholds_are_chosen_on_validation_and_measured_on_test():
         reached = entry["test"]["sensitivity"]
         assert reached["low"] <= reached["value"] <= reached["high"]
     # A doctor who applies the written threshold to the written probabilities gets these figures.
-    urgent, is_urgent = found[0], test.truths < 2
+    urgent, is_urgent = found[0], test.truths[:, :2].any(-1)
     called = test.probabilities[:, :2].astype(np.float64).sum(-1) >= urgent["threshold"]
     assert urgent["test"]["sensitivity"]["value"] == pytest.approx(
         (called & is_urgent).sum() / is_urgent.sum(), abs=1e-6
@@ -124,10 +125,7 @@ def test_exported_thresholds_are_read_as_they_were_chosen(tmp_path):
     chosen = thresholds.choose_thresholds(val, 0.9)
     (tmp_path / thresholds.FILE_NAME).write_text(json.dumps(chosen))
     assert thresholds.read_thresholds(tmp_path, OCT_NAMES) == chosen
-    above = thresholds.views_above(chosen, np.eye(4)[[0, 3]], OCT_NAMES)
-    assert above == [["urgent", "CNV"], []]
     assert thresholds.read_thresholds(tmp_path / "none", OCT_NAMES) == []
-    assert thresholds.views_above([], np.eye(4)[:2], OCT_NAMES) == [None, None]
     # One that every image reaches is not chosen.
     flat = dataclasses.replace(val, probabilities=np.full_like(val.probabilities, 0.25))
     assert thresholds.choose_thresholds(flat, 0.9) == []

@@ -31,6 +31,7 @@ def written(folder, names, num_examples):
     """Returns the texts of the files that are written, and the charts of the page."""
     answers = random_answers(names, num_examples)
     found = measured(*answers)
+    folder.mkdir(exist_ok=True)
     shown = charts.write_charts(folder / "plots", HISTORY, found, predictions_of(*answers))
     return {path.stem: path.read_text() for path in (folder / "plots").iterdir()}, shown
 
@@ -71,21 +72,12 @@ def test_the_reliability_is_accuracy_by_confidence():
     assert drawn("reliability", probabilities[:39], labels[:39], ("a", "b"))[1] == ""
 
 
-@pytest.mark.parametrize(
-    ("names", "num_examples", "expected"),
-    [
-        (OCT_NAMES, 60, ALL),
-        (("a$x^$b", "$\\frac{1}$", "\x1b[31mred", "黄斑", "_long name " * 9), 40, ALL),
-        (("only",), 5, {"loss", "accuracy"}),
-        ([f"class number {index}" for index in range(21)], 42, ALL),
-    ],
-    ids=["oct", "odd_names", "one", "many"],
-)
-def test_each_chart_is_a_file_of_bounded_size_and_described_on_the_page(
-    names, num_examples, expected, tmp_path, capsys
-):
-    files, shown = written(tmp_path, names, num_examples)
-    assert set(files) == set(shown) == expected
+def test_each_chart_is_a_file_of_bounded_size_and_described_on_the_page(tmp_path, capsys):
+    files, shown = written(tmp_path / "one", ("only",), 5)
+    assert set(files) == set(shown) == {"loss", "accuracy"}
+    names = ("a$x^$b", "$\\frac{1}$", "\x1b[31mred", "黄斑", "_long name " * 9)
+    files, shown = written(tmp_path / "odd", names, 40)
+    assert set(files) == set(shown) == ALL
     ids = []
     for name, text in files.items():
         assert text == shown[name].svg
@@ -97,8 +89,7 @@ def test_each_chart_is_a_file_of_bounded_size_and_described_on_the_page(
         ids += page.ids
     assert len(set(ids)) == len(ids)
     assert capsys.readouterr().err == ""
-    if names[0] == "a$x^$b":
-        assert all(name in files["roc"] for name in ("a$x^$b", "黄斑", "_long"))
+    assert all(name in files["roc"] for name in ("a$x^$b", "黄斑", "_long"))
 
 
 def test_a_chart_that_cannot_be_drawn_costs_a_warning_and_no_other_chart(

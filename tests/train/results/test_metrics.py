@@ -147,13 +147,13 @@ def test_the_area_of_a_cross_validation_does_not_rank_networks_against_each_othe
     assert shifted == plain
     answers = answers_of_runs()
     by_fold = [
-        sk_metrics.roc_auc_score(fold.truths, fold.probabilities[:, 1])
+        sk_metrics.roc_auc_score(fold.truths[:, 1], fold.probabilities[:, 1])
         for fold in answers.by_fold()
     ]
     assert plain["value"] == pytest.approx(np.mean(by_fold), abs=1e-6)
     assert plain["low"] < plain["value"] < plain["high"]
     # A fold without a class is left out.
-    answers.truths[answers.folds == 2] = 0
+    answers.truths[answers.folds == 2] = (True, False)
     found = measured_as(answers, num_samples=0)["scores"]["auc/yes"]["value"]
     assert found == pytest.approx(np.mean(by_fold[:2]), abs=1e-6)
 
@@ -174,18 +174,24 @@ def test_by_patient_each_patient_counts_once_whatever_its_number_of_images():
 
 
 def test_each_value_is_a_subgroup_and_so_is_what_is_not_known_but_not_of_very_many():
+    def measured_by(values):
+        dataset = dataclasses.replace(dataset_of(len(values), device=values), measured=("device",))
+        # The answers to the last example are right, and all others wrong.
+        right = np.eye(len(values), dtype=int)[-1]
+        answers = predictions_of(certain(right), np.ones_like(right), dataset=dataset)
+        return measures.measure(answers, MeasureOptions(by="device", bootstrap_samples=0), 0)
+
     for values, expected in (
-        (["b", None, "a", "b"], {"a": [2], "b": [0, 3], "unknown": [1]}),
-        (["unknown", None], {"unknown": [0, 1]}),
-        ([10, 9, 10, 2], {"2": [3], "9": [1], "10": [0, 2]}),
-        ([True, False, True], {"False": [1], "True": [0, 2]}),
+        (["b", None, "a", "b"], {"a": (1, 0), "b": (2, 0.5), "unknown": (1, 0)}),
+        (["unknown", None], {"unknown": (2, 0.5)}),
+        ([10, 9, 10, 2], {"2": (1, 1), "9": (1, 0), "10": (2, 0)}),
+        ([True, False, True], {"False": (1, 0), "True": (2, 0.5)}),
     ):
-        found = measures.subgroups(values)
-        assert {name: places.tolist() for name, places in found.items()} == expected
-        assert list(found) == list(expected)
-    dataset = dataset_of(55, site=[f"site {number:02}" for number in range(55)])
-    dataset, labels = dataclasses.replace(dataset, measured=("site",)), np.zeros(55, int)
-    answers = predictions_of(certain(labels), labels, dataset=dataset)
-    found = measures.measure(answers, MeasureOptions(bootstrap_samples=0), 0)
-    assert "sites" not in found
-    assert any(note.startswith("site has 55 values") for note in found["notes"])
+        found = {
+            name: (of["num_examples"], of["scores"]["accuracy"]["value"])
+            for name, of in measured_by(values)["by"]["device"].items()
+        }
+        assert list(found.items()) == list(expected.items())
+    found = measured_by([f"device {number:02}" for number in range(55)])
+    assert "by" not in found
+    assert any(note.startswith("device has 55 values") for note in found["notes"])

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from answers import certain, predictions_of, scores_of
+from answers import certain, predictions_of, scores_of, truths_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
@@ -9,7 +9,7 @@ from sklearn import metrics as sk_metrics
 from train.kinds import TASKS, measures
 from train.kinds.classes import CLASSES, GRADES
 from train.kinds.measures import predictive_values
-from train.results.bootstrap import draws_of, examples_behind, with_intervals
+from train.results.bootstrap import examples_behind, with_intervals
 
 
 def test_the_measures_of_classes_are_those_of_scikit_learn_and_of_the_urgent_ones_by_hand():
@@ -37,7 +37,7 @@ def random_answers(task, generator, num_examples):
     """Returns (probabilities, truths) of a task with three labels."""
     if task.kind.one_hot:
         labels = generator.integers(3, size=num_examples)
-        return generator.dirichlet(np.ones(3), num_examples), labels
+        return generator.dirichlet(np.ones(3), num_examples), truths_of(labels, 3)
     return generator.random((num_examples, 3)), generator.random((num_examples, 3)) < 0.5
 
 
@@ -87,9 +87,19 @@ def test_the_calibration_error_is_the_mean_gap_by_bin():
 
 
 def test_as_many_groups_are_drawn_as_there_are_and_fewer_draws_are_the_first_of_more():
-    few, many = (list(draws_of(9, num_samples, seed=4)) for num_samples in (3, 50))
-    assert {int(counts.sum()) for counts in many} == {9}
-    assert len({tuple(counts) for counts in many}) > 40
+    def drawn(num_samples):
+        weightings = []
+
+        def measure(weights):
+            weightings.append(weights)
+            return {"accuracy": weights[:, 0]}
+
+        with_intervals(measure, np.arange(9), {}, num_samples=num_samples, seed=4)
+        return weightings[0]
+
+    few, many = drawn(3), drawn(50)
+    assert (many.sum(1) == 9).all()
+    assert len(np.unique(many, axis=0)) > 40
     np.testing.assert_array_equal(few, many[:3])
 
 
@@ -122,29 +132,23 @@ def test_intervals_hold_the_truth_where_a_few_uneven_groups_make_all_mistakes(na
     ],
 )  # fmt: skip
 def test_a_measure_rests_on_the_groups_of_its_smaller_side(names, labels, groups, expected):
-    has = CLASSES.has(np.array(labels), len(names))
-    found = examples_behind(CLASSES.views(names), has, np.array(groups))
+    truths = truths_of(labels, len(names))
+    found = examples_behind(CLASSES.views(names), truths, np.array(groups))
     assert {name: np.count_nonzero(found[name]) for name in expected} == expected
 
 
-@pytest.mark.parametrize(("names", "right"), [(OCT_NAMES[:2], 1), (OCT_NAMES, slice(None))])
-def test_the_brier_score_is_that_of_scikit_learn(names, right):
+@pytest.mark.parametrize(("names", "right"), [("ab", 1), ("abcde", slice(None))])
+def test_the_brier_score_and_the_kappa_of_grades_are_those_of_scikit_learn(names, right):
     generator = np.random.default_rng(0)
     probabilities = generator.dirichlet(np.ones(len(names)), size=60)
     labels, weights = generator.integers(len(names), size=60), generator.integers(3, size=60)
-    found = scores_of(probabilities, labels, names, weights.astype(float))["brier"]
-    expected = sk_metrics.brier_score_loss(labels, probabilities[:, right], sample_weight=weights)
-    assert found == pytest.approx(expected, abs=1e-12)
-
-
-def test_the_kappa_of_grades_is_that_of_scikit_learn():
-    generator = np.random.default_rng(0)
-    probabilities, labels = generator.dirichlet(np.ones(5), 60), generator.integers(5, size=60)
-    found = scores_of(probabilities, labels, "abcde", task=GRADES)["quadratic_kappa"]
-    answers = probabilities.argmax(-1)
-    assert found == pytest.approx(
-        sk_metrics.cohen_kappa_score(labels, answers, weights="quadratic")
+    found = scores_of(probabilities, labels, names, weights * 1.0, GRADES)
+    brier = sk_metrics.brier_score_loss(labels, probabilities[:, right], sample_weight=weights)
+    kappa = sk_metrics.cohen_kappa_score(
+        labels, probabilities.argmax(-1), weights="quadratic", sample_weight=weights
     )
+    expected = {"brier": brier, "quadratic_kappa": kappa}
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
 def test_predictive_values_are_those_of_a_population_with_that_share_of_positives():

@@ -18,23 +18,6 @@ def parse(*argv, **defaults):
     return train_config.from_arguments(parser.parse_args(argv), **defaults)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"model": "alexnet"}, "--model must be one of small_resnet, convnet"),
-        ({"epochs": 0}, "--epochs must be at least 1; received 0"),
-        ({"fold_splits": "train"}, "--fold and --fold_splits need --folds"),
-        ({"augment": False, "augment_strength": 0.5}, "--augment_strength is for --augment"),
-        ({"folds": 5, "fold": 5}, r"--fold must be in 0\.\.4, received 5"),
-        ({"epochs": 2, "head_epochs": 3}, "--head_epochs 3 is more than --epochs 2"),
-        ({"model": "convnet", "weights": "imagenet"}, "convnet starts from random weights"),
-    ],
-)
-def test_a_wrong_value_is_refused_with_the_flag_and_what_was_received(fields, message):
-    with pytest.raises(UserError, match=message):
-        TrainConfig.of(**fields)
-
-
 def test_a_run_can_be_repeated_from_its_file_with_flags_laid_over_it(tmp_path):
     config = TrainConfig.of(data=DATA, epochs=7, seed=3)
     path = tmp_path / "config.json"

@@ -31,6 +31,10 @@ def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
         ({"model": "resnet50"}, 537, 1, {"epochs": 37, "mixup": 0.0}),
         ({"model": "vgg16"}, 537, 1, {"fine_tune_learning_rate": 1e-4, "mixup": 0.3}),
         ({"model": "resnet50", "weights": "none"}, 537, 1, {"epochs": 147}),
+        ({"image_shape": (96, 100, 1)}, 9, 1, {"model": "efficientnet_lite0"}),
+        ({"image_shape": (95, 224, 1)}, 9, 1, {"model": "small_resnet"}),
+        ({"image_shape": (224, 224, 2)}, 9, 1, {"model": "small_resnet"}),
+        ({"image_shape": (224, 224, 1), "weights": "none"}, 9, 1, {"model": "small_resnet"}),
         # A batch has at most as many images as the data.
         ({}, 5, 1, {"replica_batch_size": 5, "global_batch_size": 5}),
         ({}, 5, 2, {"replica_batch_size": 2, "global_batch_size": 4}),
@@ -62,22 +66,15 @@ def test_what_is_not_given_follows_from_data_devices_and_network(
 
 
 @pytest.mark.parametrize(
-    ("image_shape", "fields", "model"),
-    [
-        ((96, 100, 1), {}, "efficientnet_lite0"),
-        ((95, 224, 1), {}, "small_resnet"),
-        ((224, 224, 2), {}, "small_resnet"),
-        ((224, 224, 1), {"weights": "none"}, "small_resnet"),
-        ((28, 28, 1), {"model": "vgg16"}, "vgg16"),
-    ],
-)
-def test_the_network_follows_from_the_size_of_the_images(image_shape, fields, model):
-    assert resolve(image_shape=image_shape, **fields).network.model == model
-
-
-@pytest.mark.parametrize(
     ("num_examples", "num_replicas", "fields", "message"),
     [
+        (9, 1, {"model": "alexnet"}, "--model must be one of small_resnet, convnet"),
+        (9, 1, {"epochs": 0}, "--epochs must be at least 1; received 0"),
+        (9, 1, {"fold_splits": "train"}, "--fold and --fold_splits need --folds"),
+        (9, 1, {"augment": False, "augment_strength": 0.5}, "--augment_strength is for --augment"),
+        (9, 1, {"folds": 5, "fold": 5}, r"--fold must be in 0\.\.4, received 5"),
+        (9, 1, {"epochs": 2, "head_epochs": 3}, "--head_epochs 3 is more than --epochs 2"),
+        (9, 1, {"model": "convnet", "weights": "imagenet"}, "convnet starts from random weights"),
         (1000, 1, {"weights": "none", "trainable_layers": 4}, "--trainable_layers"),
         (1000, 1, {"model": "vgg16", "weights": "none", "head_epochs": 1}, "--head_epochs"),
         (9, 1, {"weights": "none", "fine_tune_learning_rate": 1.0}, "--fine_tune_learning_rate"),
@@ -87,7 +84,7 @@ def test_the_network_follows_from_the_size_of_the_images(image_shape, fields, mo
         (1, 2, {}, "only 1; .*--devices"),
     ],
 )
-def test_what_does_not_suit_the_data_or_the_devices_is_refused_by_the_flag_that_was_given(
+def test_what_is_wrong_or_does_not_suit_the_data_or_the_devices_is_refused_by_its_flag(
     num_examples, num_replicas, fields, message
 ):
     with pytest.raises(UserError, match=message):

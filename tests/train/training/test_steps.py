@@ -142,11 +142,3 @@ def test_the_augmentation_knows_that_the_images_are_padded(data):
         changed = dataclasses.replace(session.data, manifest=manifest)
         objective = dataclasses.replace(session, data=changed).objective
         assert np.any(objective.prepare(*black)[0]) == (fit == "stretch")
-
-
-def test_class_weights_are_frequencies_to_a_negative_power_with_mean_1():
-    counts = np.array([90, 9, 1])
-    for power in (0.0, 0.5, 1.0):
-        weights = np.array(CLASSES.class_weights(counts.tolist(), 100, power))
-        assert weights @ counts / counts.sum() == pytest.approx(1)
-        np.testing.assert_allclose(weights[0] / weights, (counts / counts[0]) ** power)

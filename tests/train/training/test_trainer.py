@@ -23,7 +23,6 @@ from marked_images import (
     predicted,
     rows_of,
     train,
-    without_saved_model,
     write_marked_dataset,
 )
 
@@ -40,6 +39,7 @@ from train.machine.places import RunFolder
 from train.results.classifier import load_classifier
 from train.training import training_loop
 from train.training.config import TrainConfig
+from train.training.session import open_sessions
 from train.training.steps import StepResults, TensorFlowSteps
 from train.training.trainer import train_and_evaluate
 
@@ -218,29 +218,29 @@ def test_without_one_split_the_other_is_measured_without_a_temperature(tmp_path,
     assert not {"calibration", "thresholds"} & set(found)
 
 
-@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
 def test_the_weights_that_a_run_ends_with_are_kept_before_the_checkpoint_that_says_it_is_done(
-    class_data, tmp_path, monkeypatch, ema_decay
+    class_data, class_run, tmp_path, monkeypatch
 ):
-    workdir, real_save = tmp_path / "run", training_loop.save_checkpoint
+    real_save = training_loop.save_checkpoint
 
     def save_last(path, groups, facts):
-        if path.name == "checkpoint.npz" and facts["step"] == 6:
+        if path.name == "checkpoint.npz":
             raise TrainingError("killed here")
         real_save(path, groups, facts)
 
-    config = config_of(class_data, epochs=1, ema_decay=ema_decay)
+    (session,) = open_sessions(config_of(class_data, epochs=1, ema_decay=0.9))
     with monkeypatch.context() as patch:
         patch.setattr(training_loop, "save_checkpoint", save_last)
         with pytest.raises(TrainingError, match="killed here"):
-            train_and_evaluate(config, workdir)
-    kept = arrays_of(workdir / "best.npz", "model")
-    with without_saved_model():
-        train_and_evaluate(config, workdir)
-    check_equal(arrays_of(workdir / "best.npz", "model"), kept)
-    at_the_end = arrays_of(workdir / "checkpoint.npz", "model")
-    is_same = all(map(np.array_equal, kept.values(), at_the_end.values()))
-    assert is_same == (ema_decay == 0)
+            training_loop.train(session, RunFolder.at(tmp_path))
+    kept = arrays_of(tmp_path / "best.npz", "model")
+    training_loop.train(session, RunFolder.at(tmp_path))
+    check_equal(arrays_of(tmp_path / "best.npz", "model"), kept)
+    # They are the moving averages, and those of the last step where none are kept.
+    for folder, is_same in ((tmp_path, False), (class_run, True)):
+        groups = (arrays_of(folder / name, "model") for name in ("best.npz", "checkpoint.npz"))
+        best, last = (each.values() for each in groups)
+        assert all(map(np.array_equal, best, last)) == is_same
 
 
 @pytest.mark.parametrize(
