@@ -31,23 +31,18 @@ class S3Server:
     """
 
     def __init__(self) -> None:
-        import boto3
-        from moto.server import DomainDispatcherApplication, create_backend_app
+        from moto.s3.models import s3_backends
+        from moto.server import create_backend_app
         from werkzeug.serving import make_server
 
-        self._application = DomainDispatcherApplication(create_backend_app)
+        self._application = create_backend_app("s3")
+        self._stored = s3_backends["123456789012"]["aws"]
+        self._stored.create_bucket(BUCKET, "us-east-1")
         self._woken = threading.Event()
         self.bytes_sent, self.written = 0, []
         self.faults, self.fault = deque(), ""
         self.http = make_server("127.0.0.1", 0, self._answer, threaded=True)
         self.endpoint = f"http://127.0.0.1:{self.http.port}"
-        self.client = boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            aws_access_key_id=KEY_ID,
-            aws_secret_access_key=SECRET_KEY,
-            region_name="us-east-1",
-        )
 
     @property
     def environment(self) -> dict[str, str]:
@@ -60,7 +55,7 @@ class S3Server:
         }
 
     def put(self, key: str, content: bytes) -> None:
-        self.client.put_object(Bucket=BUCKET, Key=key, Body=content)
+        self._stored.put_object(BUCKET, key, content)
 
     def put_folder(self, folder: Path, prefix: str) -> str:
         """Puts the files of a folder below a prefix; returns its URL."""
@@ -70,15 +65,14 @@ class S3Server:
 
     def read(self, prefix: str) -> dict[str, bytes]:
         """Returns the objects below a prefix, by the rest of their names."""
-        found = self.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
+        stored = self._stored.get_bucket(BUCKET).keys
         return {
-            key.removeprefix(prefix): self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
-            for key in (item["Key"] for item in found)
+            key.removeprefix(prefix): stored[key].value for key in stored if key.startswith(prefix)
         }
 
     def clear(self) -> None:
-        for item in self.client.list_objects_v2(Bucket=BUCKET).get("Contents", []):
-            self.client.delete_object(Bucket=BUCKET, Key=item["Key"])
+        for key in self.read(""):
+            self._stored.delete_object(BUCKET, key)
 
     @contextlib.contextmanager
     def failing(self, fault: str, *, after: int = 0, times: int | None = None) -> Iterator[None]:
@@ -138,7 +132,6 @@ def running_s3() -> Iterator[S3Server]:
         thread = threading.Thread(target=server.http.serve_forever, args=(0.02,))
         thread.start()
         try:
-            server.client.create_bucket(Bucket=BUCKET)
             yield server
         finally:
             server._woken.set()

@@ -81,7 +81,7 @@ def test_a_build_on_a_store_goes_on_where_it_stopped_and_is_not_overwritten_unas
 
 @pytest.mark.slow
 def test_worker_processes_reach_the_store(s3, scans_zip, local, tmp_path):
-    s3.client.upload_file(str(scans_zip), BUCKET, "in/scans.zip")
+    s3.put("in/scans.zip", scans_zip.read_bytes())
     words = [f"--input=s3://{BUCKET}/in/scans.zip", f"--output=s3://{BUCKET}/processes"]
     build_tfrecords.build(
         ["--source=archive", *words, "--image_size=8", "--max_reject_fraction=0.5",
@@ -101,7 +101,7 @@ def test_an_input_on_a_store_is_read_in_parts_and_gives_the_bytes_of_the_local_o
     local = pack(tmp_path / ("a.zip" if kind == "zip" else "tree"), files)
     url = f"s3://{BUCKET}//{kind.replace(' ', '-')}/{local.name}"
     upload(local, url)
-    s3.client.put_object(Bucket=BUCKET, Key="folder/tree/train/", Body=b"")
+    s3.put("folder/tree/train/", b"")
     flags, before = [], s3.bytes_sent
     if kind.endswith("table"):
         rows = [f"{name},{'ab'[place % 2]}" for place, name in enumerate(files)]

@@ -103,12 +103,13 @@ def test_a_shard_of_another_length_is_named_before_the_first_step(tmp_path, dama
         tfrecord_io.make_dataset(tmp_path, split="train", batch_size=2)
 
 
-def test_no_flipped_bit_is_served(tmp_path):
+@pytest.mark.parametrize("num_bits", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_no_flipped_bit_is_served(tmp_path, num_bits):
     manifest = write_dataset(tmp_path, num_shards=1)
     path = tmp_path / manifest.splits["train"].shards[0].name
     content, stride = path.read_bytes(), manifest.layout.stride
     generator = np.random.default_rng(3)
-    for _ in range(1000):
+    for _ in range(num_bits):
         position, bit = int(generator.integers(len(content))), int(generator.integers(8))
         damaged = bytearray(content)
         damaged[position] ^= 1 << bit

@@ -75,13 +75,13 @@ def test_characters_of_a_pattern_stand_for_themselves(folder):
 
 def test_an_object_that_stands_for_a_folder_is_not_a_file_and_an_odd_name_is_named(s3):
     for key in ("marked/", "marked/train/", "marked/train/CNV/"):
-        s3.client.put_object(Bucket=BUCKET, Key=key, Body=b"")
+        s3.put(key, b"")
     write(f"s3://{BUCKET}/marked/train/CNV/a", b"1")
     write(f"s3://{BUCKET}/marked/train/empty", b"")
     found = remote.list_files(f"s3://{BUCKET}/marked", recursive=True)
     names = {file.url.rpartition("marked/")[2] for file in found}
     assert names == {"train/CNV/a", "train/empty"}
-    s3.client.put_object(Bucket=BUCKET, Key="strange/a//b", Body=b"1")
+    s3.put("strange/a//b", b"1")
     with pytest.raises(StoreError, match=r"cannot use s3://scans/strange: .*a//b"):
         remote.list_files(f"s3://{BUCKET}/strange", recursive=True)
 

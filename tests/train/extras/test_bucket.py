@@ -107,7 +107,7 @@ def test_a_replacement_that_ends_anywhere_leaves_the_old_run_or_the_new(s3, url,
     mine, outcomes = {"notes.txt": b"mine"}, []
     for number in itertools.count():
         for name, content in (old | mine).items():
-            s3.client.put_object(Bucket=BUCKET, Key=f"{tmp_path.name}/{name}", Body=content)
+            s3.put(f"{tmp_path.name}/{name}", content)
         with working_folder(url) as folder:
             for name in old:
                 (folder.path / name).unlink()
