@@ -40,10 +40,8 @@ def test_flags_of_each_form_arrive_where_they_belong():
 
 @pytest.mark.parametrize(
     ("given", "source"),
-    [("scans.zip", "archive"), ("a.TAR.GZ", "archive"), ("s3://b/scans", "directory"),
-     (".", "directory"), (__file__, "archive"),
-     ("s3://b/scans.tar.gz", "archive"), 
-     ("scans", "directory"), (None, "kaggle")],
+    [("a.ZIP", "archive"), ("a.npz", "npz"), ("s3://b/scans", "directory"), (".", "directory"),
+     (__file__, "archive"), ("scans", "directory"), (None, "kaggle")],
 )  # fmt: skip
 def test_the_source_follows_from_the_input(given, source):
     assert SourceOptions(input=given).source == source

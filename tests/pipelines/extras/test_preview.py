@@ -31,9 +31,3 @@ def test_it_says_what_the_build_makes_and_leaves_nothing(
     assert found.num_examples == 21 + 8 - 1
     assert f"MB in {len(found.shards)} shards would be written to {output}" in lines[2]
     assert lines[3:] == ["nothing was written"]
-
-
-def test_it_refuses_what_the_build_would_refuse(tmp_path):
-    scans, output = pack(tmp_path / "scans", FILES), tmp_path / "out"
-    assert run_build_here(scans, output, "--preview", "--clases=CNV") == 2
-    assert run_build_here(scans, output, "--preview", "--classes=AMD") == 2

@@ -38,15 +38,14 @@ def test_a_name_that_leads_elsewhere_is_a_reject():
 
 
 def test_a_file_that_must_not_be_read_is_a_reject_that_can_be_printed():
-    problem = ("encrypted", "the member is encrypted")
-    secret, system = (
-        Member(f"train/CNV/{name}", 5, problem=problem) for name in ("s", ".DS_Store")
+    linked, system = (
+        Member(f"train/CNV/{name}", 5, problem=("link", "a link")) for name in ("s", ".DS_Store")
     )
     sizes = {"huge": MAX_FILE_BYTES + 1, "limit": MAX_FILE_BYTES, "\udcff": 1}
     files = [Member(f"train/{c}/{n}.png", size) for n, size in sizes.items() for c in ("CNV", "D")]
-    listing = list_files([*files, secret, system])
+    listing = list_files([*files, linked, system])
     assert reasons(listing) == {
-        "train/CNV/s": "encrypted",
+        "train/CNV/s": "link",
         **{f"train/{c}/huge.png": "file_too_large" for c in ("CNV", "D")},
         **{f"train/{c}/\\udcff.png": "unreadable_name" for c in ("CNV", "D")},
     }
@@ -92,17 +91,7 @@ def test_every_file_is_an_image_a_copy_a_reject_or_no_data(files, layout):
         listing = list_files(members, layout=layout)
     except errors.UserError:
         return
-    ledger = listing.ledger
-    assert (
-        len(files)
-        == ledger.num_files
-        == (
-            listing.table.num_rows
-            + len(ledger.rejects)
-            + ledger.copies
-            + sum(ledger.ignored.values())
-        )
-    )
+    assert listing.ledger.num_files == len(files)  # the listing itself adds up where they went
     paths = listing.table["path"].to_pylist()
     assert len(set(paths)) == len(paths)
     assert all(label for _, label in places(listing).values())

@@ -35,13 +35,6 @@ folder = scans_of(lambda: {
 })  # fmt: skip
 
 
-def test_files_that_say_that_text_is_burned_in_are_counted_in_a_note():
-    said = [{(0x0028, 0x0301, "CS"): text} for text in ("YES", "NO", "YES")]
-    files = {f"{c}/{k}.dcm": dicom_file(grey_pixels(k), tags)
-             for c in ("CNV", "DME") for k, tags in enumerate(said)}  # fmt: skip
-    assert "4 images" in notes_of(list_files(files))
-
-
 def test_every_frame_of_dicom_is_an_image_and_other_files_of_several_pictures_are_rejects(
     folder, tmp_path
 ):
@@ -60,12 +53,15 @@ def test_every_frame_of_dicom_is_an_image_and_other_files_of_several_pictures_ar
     assert Manifest.load(built).counts["files"] == 10
 
 
-def test_objects_that_are_no_pictures_are_ignored_and_counted_by_their_kind(tmp_path):
-    files = {f"{c}/{k}.dcm": dicom_file(grey_pixels(k)) for k in range(2) for c in ("CNV", "DME")}
+def test_objects_that_are_no_pictures_are_counted_and_burned_in_text_in_a_note(tmp_path):
+    said = [{(0x0028, 0x0301, "CS"): text} for text in ("YES", "NO")]
+    files = {f"{c}/{k}.dcm": dicom_file(grey_pixels(k), tags)
+             for c in ("CNV", "DME") for k, tags in enumerate(said)}  # fmt: skip
     files["DME/report"] = Path(get_testdata_file("test-SR.dcm")).read_bytes()
     listing = list_source(DirectorySource(write_tree(tmp_path / "in", files)))
     assert (len(listing.table), listing.ledger.rejects) == (4, ())
     assert listing.ledger.ignored.total() == 1
+    assert "2 images" in notes_of(listing)
 
 
 def test_one_of_several_modalities_can_be_chosen():
