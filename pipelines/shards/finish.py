@@ -35,7 +35,6 @@ from tfrecord_io.format.examples import (
     FILE_NAME,
     GROUP,
     SCHEMA,
-    are_originals,
     audited,
 )
 from tfrecord_io.stores.folder import Folder
@@ -112,7 +111,7 @@ def describe_images(
     _require_classes(build, sidecars)
     parts = _read_rows(build, tasks)
     rows = pa.concat_tables(parts)
-    originals = np.flatnonzero(are_originals(rows))
+    originals = np.flatnonzero(pc.equal(rows["variant"], 0))
     num_variants = rows.num_rows - len(originals)
     made = _make_manifest(build, tasks, sidecars, rejects, num_variants)
     examples, images = audited(rows), twins.ImageReader(made.layout, storage)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +21,7 @@ from tfrecord_io.format.schema import (
     HEADER_LENGTH,
     RecordLayout,
     image_key,
-    masked_crc32c,
+    mask_crc,
 )
 
 #: What the manifest says of a dataset that no build made, and of whose source nothing is known.
@@ -115,7 +116,8 @@ def change_first_label(directory: Path, label: Sequence[float]) -> None:
     content = bytearray(shard.read_bytes())
     struct.pack_into(f"<{len(label)}f", content, layout.features["label"].offset, *label)
     end = layout.stride - FOOTER_LENGTH
-    struct.pack_into("<I", content, end, masked_crc32c(content[HEADER_LENGTH:end]))
+    crc = google_crc32c.value(bytes(content[HEADER_LENGTH:end]))
+    struct.pack_into("<I", content, end, mask_crc(crc))
     shard.write_bytes(content)
 
 

@@ -13,8 +13,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -164,7 +163,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the findings; returns 1 if a limit is exceeded and 0 otherwise."""
+    """Prints the findings; returns 1 if a limit is exceeded or cannot be checked, else 0."""
     for name, limit in vars(args).items():
         least = 0 if isinstance(limit, int) else -1  # guessing may be better than facts
         if name.startswith("max_") and limit is not None and not limit >= least:
@@ -178,7 +177,21 @@ def run(args: argparse.Namespace) -> int:
             file.write(text.getvalue().encode())
         rows = counted(len(result.copies), "row")
         print(f"{args.output} has {rows} for {flags.command('build')} --exclude", file=sys.stderr)
-    violations = list(_violations(args, result.measures))
+    violations, measures = [], result.measures
+    for name, (_, numbers) in _COUNTED.items():
+        if (limit := getattr(args, name)) is None:
+            continue
+        counts = [measures[measure] for measure in numbers]
+        if (found := sum(count or 0 for count in counts)) > limit:
+            violations.append(f"--{name} {limit}: found {found:,}")
+        elif None in counts:
+            violations.append(f"--{name} {limit}: near duplicates were not looked for")
+        elif len(counts) > 1 and not measures.get("near_duplicates_complete", True):
+            violations.append(f"--{name} {limit}: not all pairs that look alike were compared")
+    limit, measured = args.max_shortcut_gain, measures.get("shortcuts")
+    gain = round(measured["accuracy"] - measured["chance"], 4) if measured else 0
+    if limit is not None and gain > limit:
+        violations.append(f"--max_shortcut_gain {limit}: found {gain:,}")
     if args.json:
         print(json.dumps({**result.to_dict(), "violations": violations}, indent=1))
         return 1 if violations else 0
@@ -188,24 +201,6 @@ def run(args: argparse.Namespace) -> int:
     for line in violations:
         print(f"FAILED   {line}")
     return 1 if violations else 0
-
-
-def _violations(args: argparse.Namespace, measures: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a line for each limit that is exceeded or cannot be checked."""
-    for name, (_, numbers) in _COUNTED.items():
-        if (limit := getattr(args, name)) is None:
-            continue
-        counts = [measures[measure] for measure in numbers]
-        if (found := sum(count or 0 for count in counts)) > limit:
-            yield f"--{name} {limit}: found {found:,}"
-        elif None in counts:
-            yield f"--{name} {limit}: near duplicates were not looked for"
-        elif len(counts) > 1 and not measures.get("near_duplicates_complete", True):
-            yield f"--{name} {limit}: not all pairs that look alike were compared"
-    limit, measured = args.max_shortcut_gain, measures.get("shortcuts")
-    gain = round(measured["accuracy"] - measured["chance"], 4) if measured else 0
-    if limit is not None and gain > limit:
-        yield f"--max_shortcut_gain {limit}: found {gain:,}"
 
 
 COMMAND = flags.Command(

@@ -156,7 +156,18 @@ def measure(examples: pa.Table, label_codes: np.ndarray, joined: Groups) -> Shor
     folds = np.array(checksums, np.int64) % _NUM_FOLDS
 
     def predict(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
-        right = _cross_validate(columns, labels, folds, num_classes) == labels
+        predicted = np.zeros(len(labels), np.int64)
+        for fold in range(_NUM_FOLDS):
+            test = folds == fold
+            scores = np.zeros((int(test.sum()), num_classes))
+            for column in columns:
+                num_values = int(column.max()) + 1
+                cells = column[~test] * num_classes + labels[~test]
+                counts = np.bincount(cells, minlength=num_values * num_classes) + 1.0
+                counts = counts.reshape(num_values, num_classes)
+                scores += np.log(counts / counts.sum(0))[column[test]]
+            predicted[test] = scores.argmax(1)
+        right = predicted == labels
         num_right = np.bincount(labels, weights=right, minlength=num_classes)
         return right, float(np.mean(num_right / np.bincount(labels)))
 
@@ -209,24 +220,6 @@ def _facts_of_files(examples: pa.Table) -> Facts:
         border = examples["white_border"].to_numpy()
         facts["white border"] = np.searchsorted(_BORDER_EDGES, border, "right"), _BORDERS
     return facts
-
-
-def _cross_validate(
-    columns: Sequence[np.ndarray], labels: np.ndarray, folds: np.ndarray, num_classes: int
-) -> np.ndarray:
-    """Returns int64 [num_examples], each example's class as predicted from the other folds."""
-    predicted = np.zeros(len(labels), np.int64)
-    for fold in range(_NUM_FOLDS):
-        test = folds == fold
-        scores = np.zeros((int(test.sum()), num_classes))
-        for column in columns:
-            num_values = int(column.max()) + 1
-            cells = column[~test] * num_classes + labels[~test]
-            counts = np.bincount(cells, minlength=num_values * num_classes) + 1.0
-            counts = counts.reshape(num_values, num_classes)
-            scores += np.log(counts / counts.sum(0))[column[test]]
-        predicted[test] = scores.argmax(1)
-    return predicted
 
 
 def _interval(

@@ -58,12 +58,12 @@ _WINDOW = 8
 _CROWDED_ORDERS, _FEW_HASHES, _MOST_HASHES = 8, 5_000, 20_000
 
 
+@dataclasses.dataclass(frozen=True)
 class ImageReader:
     """Reads single images out of the shards of a folder."""
 
-    def __init__(self, layout: schema.RecordLayout, folder: Folder) -> None:
-        self.layout = layout
-        self._folder = folder
+    layout: schema.RecordLayout
+    folder: Folder
 
     def read(self, shard: str, row: int) -> Image.Image:
         """Returns the image of a record, grey or RGB, see `page.picture`.
@@ -73,7 +73,7 @@ class ImageReader:
         """
         slot = self.layout.features[schema.IMAGE]
         place = row * self.layout.stride + slot.offset
-        pixels = remote.read(self._folder.path(shard), place, slot.length)
+        pixels = remote.read(self.folder.path(shard), place, slot.length)
         if len(pixels) != slot.length:
             raise OSError(f"{shard} ends before its record {row}")
         values = np.frombuffer(pixels, np.uint8)

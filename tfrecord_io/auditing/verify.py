@@ -123,7 +123,7 @@ def _check_shard(
         for records in layout.read_records(file, _CHUNK_RECORDS):
             digest.update(records.data)
             for row, record in enumerate(records[:, np.newaxis], num_read):
-                (label,) = layout.labels_in(record)
+                (label,) = layout.bytes_in(record, schema.LABEL).copy().view("<f4")
                 if layout.find_damaged(record) is not None:
                     add(f"record {row}: its length or its bytes do not match its checksums")
                     continue

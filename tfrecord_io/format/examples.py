@@ -145,12 +145,7 @@ def audited(table: pa.Table) -> pa.Table:
     require(table)
     table = table.select([name for name in (*SCHEMA.names, *KNOWN) if name in table.column_names])
     # An augmented copy resembles its original on purpose, so it is not audited.
-    return table.filter(are_originals(table))
-
-
-def are_originals(table: pa.Table) -> pa.ChunkedArray:
-    """Returns which rows are of images themselves, and not of augmented copies, bool [num_rows]."""
-    return pc.equal(table["variant"], 0)
+    return table.filter(pc.equal(table["variant"], 0))
 
 
 def in_stored_order(table: pa.Table, dataset: Manifest) -> pa.Table:

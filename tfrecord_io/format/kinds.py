@@ -53,10 +53,6 @@ class LabelKind:
         """Tells whether the values of a record, float32 [num_labels], are a label."""
         return set(values.tolist()) <= {0.0, 1.0}
 
-    def fits_counts(self, counts: Sequence[int], num_examples: int) -> bool:
-        """Tells whether so many examples can have so many of each label."""
-        return all(0 <= count <= num_examples for count in counts)
-
     def text_of(self, names: Sequence[str]) -> str:
         """Returns the text of a label that has these names, in the dataset's order."""
         return SEPARATOR.join(names) or NONE
@@ -103,9 +99,6 @@ class OneClass(LabelKind):
 
     def is_label(self, values: np.ndarray) -> bool:
         return sorted(values.tolist()) == [0.0] * (len(values) - 1) + [1.0]
-
-    def fits_counts(self, counts: Sequence[int], num_examples: int) -> bool:
-        return sum(counts) == num_examples
 
 
 class OneGrade(OneClass):

@@ -282,37 +282,33 @@ class Manifest:
             )
         try:
             check_types(content, _PARTS, "")
-            manifest = cls._from_content(content)
+            label_names = tuple(content["label_names"])
+            height, width, channels = content["image"]["shape"]
+            facts = {
+                name: content[name] for name in ("name", "tables", *_AS_THEY_ARE) if name in content
+            }
+            if "statistics" in content:
+                check_types(content["statistics"], _SUMS, "statistics")
+                facts["statistics"] = PixelStatistics.from_dict(content["statistics"])
+            manifest = cls(
+                image_shape=(height, width, channels),
+                label_names=label_names,
+                splits={
+                    name: Split(
+                        label_counts=tuple(split["label_counts"][label] for label in label_names),
+                        shards=tuple(Shard(**shard) for shard in split["shards"]),
+                    )
+                    for name, split in content["splits"].items()
+                },
+                label_kind=kind_in(content),
+                **facts,
+            )
             manifest._check_consistency(content)
         except ManifestError as error:
             raise ManifestError(f"{file_name}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ManifestError(f"{file_name} is damaged: {error!r}") from error
         return manifest
-
-    @classmethod
-    def _from_content(cls, content: Mapping[str, Any]) -> Manifest:
-        label_names = tuple(content["label_names"])
-        height, width, channels = content["image"]["shape"]
-        facts = {
-            name: content[name] for name in ("name", "tables", *_AS_THEY_ARE) if name in content
-        }
-        if "statistics" in content:
-            check_types(content["statistics"], _SUMS, "statistics")
-            facts["statistics"] = PixelStatistics.from_dict(content["statistics"])
-        return cls(
-            image_shape=(height, width, channels),
-            label_names=label_names,
-            splits={
-                name: Split(
-                    label_counts=tuple(split["label_counts"][label] for label in label_names),
-                    shards=tuple(Shard(**shard) for shard in split["shards"]),
-                )
-                for name, split in content["splits"].items()
-            },
-            label_kind=kind_in(content),
-            **facts,
-        )
 
     def _check_consistency(self, content: Mapping[str, Any]) -> None:
         """Refuses a manifest that contradicts itself, with which a reader would read garbage."""
@@ -335,9 +331,10 @@ class Manifest:
                     f"'.', received {name[:250]!r}; a name that could be a path is refused"
                 )
         for name, split in self.splits.items():
-            if split.num_examples != content["splits"][name]["num_examples"] or (
-                not self.label_kind.fits_counts(split.label_counts, split.num_examples)
-            ):
+            # Of classes each example has one; of other labels any number.
+            least = sum(split.label_counts) if self.label_kind.one_hot else split.num_examples
+            received = content["splits"][name]["num_examples"], max(least, *split.label_counts)
+            if received != (split.num_examples,) * 2:
                 raise ManifestError(f"the counts of split {name!r} do not add up")
             for shard in split.shards:
                 if shard.num_bytes != (expected := shard.num_examples * self.layout.stride):

@@ -59,14 +59,11 @@ HEADER_LENGTH, FOOTER_LENGTH = 12, 4
 _MAX_IMAGE_LENGTH = 2**31 - 2**20
 
 
-def masked_crc32c(data: bytes | bytearray | memoryview | np.ndarray) -> int:
-    """Returns the checksum that a TFRecord stores for `data`: CRC-32C, rotated and offset."""
-    # Without a copy, where google_crc32c takes the type.
-    return _mask(google_crc32c.value(data if isinstance(data, np.ndarray) else bytes(data)))
+def mask_crc(crc: int) -> int:
+    """Returns the checksum that a TFRecord stores for a CRC-32C, rotated and offset.
 
-
-def _mask(crc: int) -> int:
-    """Source of the formula: tensorflow/core/lib/hash/crc32c.h (`Mask`)."""
+    Source of the formula: tensorflow/core/lib/hash/crc32c.h (`Mask`).
+    """
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -147,7 +144,7 @@ class RecordLayout:
         rest = len(before_key) + KEY_LENGTH + len(before_label) + label_length + len(end)
         example = _field(1, before_image, self.image_length + rest)
         frame = struct.pack("<Q", len(example) + self.image_length + rest)
-        header = frame + struct.pack("<I", masked_crc32c(frame))
+        header = frame + struct.pack("<I", mask_crc(google_crc32c.value(frame)))
         return header + example, before_key, before_label, end
 
     @functools.cached_property
@@ -206,10 +203,6 @@ class RecordLayout:
         slot = self.features[name]
         return records[:, slot.offset : slot.offset + slot.length]
 
-    def labels_in(self, records: np.ndarray) -> np.ndarray:
-        """Returns the labels of framed records, float32 [num_records, num_classes], a copy."""
-        return self.bytes_in(records, LABEL).copy().view("<f4")
-
     def find_damaged(self, records: np.ndarray, rows: np.ndarray | None = None) -> int | None:
         """Returns the first record that does not match its frame's checksums, or None.
 
@@ -221,7 +214,7 @@ class RecordLayout:
         is_damaged = (records[rows, :HEADER_LENGTH] != header).any(axis=1)
         stored = np.ascontiguousarray(records[rows, -FOOTER_LENGTH:]).view("<u4")[:, 0]
         crcs = [google_crc32c.value(records[row, HEADER_LENGTH:-FOOTER_LENGTH]) for row in rows]
-        is_damaged |= stored != [_mask(crc) for crc in crcs]
+        is_damaged |= stored != [mask_crc(crc) for crc in crcs]
         return int(rows[is_damaged.argmax()]) if is_damaged.any() else None
 
     def encode_record(self, image: bytes, label: np.ndarray, key: str) -> bytes:
@@ -258,7 +251,7 @@ class RecordLayout:
         crc = google_crc32c.value(head[HEADER_LENGTH:])
         for part in (image, tail):
             crc = google_crc32c.extend(crc, part)
-        return b"".join((head, image, tail, struct.pack("<I", _mask(crc))))
+        return b"".join((head, image, tail, struct.pack("<I", mask_crc(crc))))
 
 
 def _varint(value: int) -> bytes:

@@ -79,11 +79,6 @@ class Cell(NamedTuple):
     look: str = ""
     share: float = 0.0
 
-    @classmethod
-    def heat(cls, count: float, share: float, is_right: bool) -> Cell:
-        """Returns a count with its share; right and wrong ones have different colours."""
-        return cls(count, f"({100 * share:.0f} %)", "heat right" if is_right else "heat", share)
-
 
 class Measure(NamedTuple):
     """A cell with a figure, the count behind it, and its interval, as texts.

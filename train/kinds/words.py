@@ -108,10 +108,11 @@ def row_of_counts(
     name: str, counts: Sequence[float], totals: Sequence[float], right: Sequence[int]
 ) -> list[Any]:
     """Returns a row of `Task.table_of_answers`; `right` has the places of the right answers."""
-    cells = [
-        page.Cell.heat(float(count), float(count / max(total, 1)), place in right)
-        for place, (count, total) in enumerate(zip(counts, totals, strict=True))
-    ]
+    cells = []
+    for place, (count, total) in enumerate(zip(counts, totals, strict=True)):
+        share = float(count / max(total, 1))
+        look = "heat right" if place in right else "heat"
+        cells.append(page.Cell(float(count), f"({100 * share:.0f} %)", look, share))
     return [name, *cells]
 
 
