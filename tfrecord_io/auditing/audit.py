@@ -177,7 +177,8 @@ def run(args: argparse.Namespace) -> int:
             file.write(text.getvalue().encode())
         rows = counted(len(result.copies), "row")
         print(f"{args.output} has {rows} for {flags.command('build')} --exclude", file=sys.stderr)
-    violations, measures = [], result.measures
+    violations: list[str] = []
+    measures = result.measures
     for name, (_, numbers) in _COUNTED.items():
         if (limit := getattr(args, name)) is None:
             continue
