@@ -78,7 +78,7 @@ class Pictures:
     """The hashes and the fine detail of pictures, stored with a size of so many pixels a side."""
 
     def __init__(self, files: list[bytes], size: int) -> None:
-        options = Preprocessing(height=size, width=size)
+        options = Preprocessing(height=size, width=size, fit="stretch")
         stored = [decode_image(data, options).pixels for data in files]
         pixels = np.frombuffer(b"".join(stored), np.uint8).reshape(-1, size, size, 1)
         self.hashes = side_facts.perceptual_hash(side_facts.thumbnails(pixels))

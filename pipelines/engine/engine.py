@@ -180,14 +180,18 @@ def add_steps(
         written = (
             pipeline | "Tasks" >> beam.Create(tasks) | "WriteShards" >> beam.ParDo(_Write(build))
         )
-        _ = written | "Gather" >> beam.GroupByKey() | "FinishDataset" >> beam.Map(_finish, build)
+        _ = (
+            written
+            | "Gather" >> beam.GroupByKey()
+            | "FinishDataset" >> beam.Map(lambda _: finish_dataset(build))
+        )
         return
     # The engine in this process would write the shards one after another, so all tasks are one
     # element.
     written = (
         pipeline
         | "Tasks" >> beam.Create([tasks])
-        | "WriteShards" >> beam.Map(_write_here, build, num_processes)
+        | "WriteShards" >> beam.Map(write_in_processes, build, num_processes)
     )
     _ = written | "FinishDataset" >> beam.Map(_finish_here, build)
 
@@ -213,14 +217,6 @@ class _Write(beam.DoFn):
 
     def teardown(self) -> None:
         self._writer.close()
-
-
-def _finish(_: object, build: Build) -> None:
-    finish_dataset(build)
-
-
-def _write_here(tasks: Sequence[ShardTask], build: Build, num_processes: int) -> None:
-    write_in_processes(build, tasks, num_processes)
 
 
 def _finish_here(_: object, build: Build) -> None:

@@ -38,9 +38,19 @@ def start(options: BuildOptions) -> None:
     # The workers' server process imports while this one imports Beam. A worker renders the card.
     modules = ["pipelines.build_tfrecords", "pipelines.report.card"]
     workers.preload(modules, start_now=not (needs_none or options.preview.preview))
-    _import_beam()
+    # Beam warns of a missing optional library, and logs each worker's error, which the job raises.
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
+    for name in ("common", "portability", "worker.data_plane"):
+        logging.getLogger(f"apache_beam.runners.{name}").setLevel(logging.CRITICAL)
+    # Imports create no garbage, so collecting it only costs time.
+    gc.disable()
     from pipelines.engine import engine
 
+    gc.freeze()
+    gc.enable()
+    # Skips the garbage collection at exit, which would take half a second.
+    atexit.register(gc.freeze)
     engine.check_flags(options.beam_args, FLAG_NAMES)
 
 
@@ -108,23 +118,3 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
     return 0
-
-
-def _import_beam() -> None:
-    """Imports Beam without its log messages.
-
-    The garbage collector is off meanwhile: imports create no garbage, so collecting only costs
-    time.
-    """
-    # Beam warns of a missing optional library, and logs each worker's error, which the job raises.
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
-    for name in ("common", "portability", "worker.data_plane"):
-        logging.getLogger(f"apache_beam.runners.{name}").setLevel(logging.CRITICAL)
-    gc.disable()
-    import pipelines.engine.engine  # noqa: F401
-
-    gc.freeze()
-    gc.enable()
-    # Skips the garbage collection at exit, which would take half a second.
-    atexit.register(gc.freeze)

@@ -14,7 +14,6 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines import errors
 from pipelines.listing.refs import RejectedFile
 from pipelines.planning.plan import ShardTask
 from pipelines.sources.source import Source
@@ -111,17 +110,6 @@ class Build:
             and self.output.exists(rows_name(task))
         )
         return sidecar if fits else None
-
-    def require_sidecars(self, tasks: Sequence[ShardTask]) -> list[Sidecar]:
-        """Returns the sidecars of all tasks; raises a `BuildError` if one is missing or wrong."""
-        finished = self.find_finished(tasks)
-        for task in tasks:
-            if task.index not in finished:
-                raise errors.BuildError(
-                    f"{self.output.path(task.shard_name)} was written, but is missing or does not "
-                    "match its sidecar; run the same command to write it again"
-                )
-        return [finished[task.index] for task in tasks]
 
     def read_rows(self, task: ShardTask) -> pa.Table:
         """Returns the rows of the examples table that a finished task has made."""

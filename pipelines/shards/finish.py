@@ -64,8 +64,14 @@ def finish_dataset(build: Build) -> None:
             if not storage.exists(PLAN_JSON):
                 return
         tasks = read_tasks(storage, build.draft.fingerprint)
+        finished = build.find_finished(tasks)
+        if lost := [task.shard_name for task in tasks if task.index not in finished]:
+            raise errors.BuildError(
+                f"{storage.path(lost[0])} was written, but is missing or does not match its "
+                "sidecar; run the same command to write it again"
+            )
         try:
-            made = describe_images(build, tasks, build.require_sidecars(tasks))
+            made = describe_images(build, tasks, [finished[task.index] for task in tasks])
         except errors.RefusedError as refusal:
             storage.write(FAILURE_FILE, str(refusal).encode())
             return

@@ -30,8 +30,6 @@ from tfrecord_io.stores.folder import Folder
 # Largest number of files waiting to be finished, besides the current one: those of one task.
 _MOST_UNFINISHED = 3
 
-_Data = bytes | dicom.Frame
-
 
 def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Create) -> Sidecar:
     """Decodes the images of one task into one shard, one image at a time.
@@ -154,7 +152,7 @@ class TaskWriter(contextlib.ExitStack):
             self._files.wait()
 
 
-def write_in_processes(build: Build, tasks: Sequence[plan.ShardTask], num_processes: int) -> None:
+def write_in_processes(tasks: Sequence[plan.ShardTask], build: Build, num_processes: int) -> None:
     """Writes shards in worker processes of this machine; returns when all of them are written.
 
     Each worker takes the next task that no other worker has taken.
@@ -255,7 +253,7 @@ def _write_images(
     return examples, rejects
 
 
-def _read_part(reader: Reader, ref: ImageRef) -> _Data:
+def _read_part(reader: Reader, ref: ImageRef) -> bytes | dicom.Frame:
     """Reads a file, or of several frames the wanted one."""
     if not ref.frame:
         return reader.read(ref.member)

@@ -121,13 +121,15 @@ def draw_bscan(label: str, patient: int, index: int, seed: int) -> NDArray[np.ui
         pen.ellipse((column - across, row - down, column + across, row + down), fill=_FLUID)
     image = np.array(canvas, np.float32)
     # Little light reaches the depth of the choroid, and vessels throw shadows on all below them.
-    depth = np.maximum(0, np.arange(_HEIGHT, dtype=np.float32)[:, None] - choroid)
+    depth = np.maximum(
+        0, np.arange(_HEIGHT, dtype=np.float32)[:, None] - choroid.astype(np.float32)
+    )
     light = eye.uniform(0.75, 1.05) * rng.uniform(0.9, 1.1)
     for _ in range(rng.integers(1, 8)):
         light = light * (
             1 - rng.uniform(0.1, 0.5) * bell(rng.uniform(-3, 3), rng.uniform(0.03, 0.09))
         )
-    image *= light * np.exp(-depth / eye.uniform(35, 85))
+    image *= light.astype(np.float32) * np.exp(-depth / eye.uniform(35, 85))
     # A scanner's noise is relative in tissue; neighbours share it, in the real scans by about 0.35.
     noise = rng.integers(0, 256, (_HEIGHT + 1, _WIDTH), np.uint8).astype(np.float32)
     grain = (noise[1:] + 0.4 * noise[:-1] - 178.5) / 80

@@ -21,7 +21,7 @@ def write_shards(folder, oddity):
     (notes := folder / "notes").mkdir()
     with prepare(scans, folder / "out", "--num_shards=10") as job:
         source = odd_source.OddSource(scans, oddity=oddity, notes=notes)
-        write.write_in_processes(dataclasses.replace(job.build, source=source), job.todo, 2)
+        write.write_in_processes(job.todo, dataclasses.replace(job.build, source=source), 2)
     return notes
 
 
