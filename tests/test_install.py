@@ -46,7 +46,7 @@ def test_ten_packages_at_most_are_installed(installed):
     assert not packages & {"apache-beam", "tensorflow", "keras"}
 
 
-def test_a_dataset_is_read_without_any_extra(installed, tmp_path):
+@pytest.mark.parametrize("words", [("-c", READ), ("-m", "scan_tfrecords", "verify")])
+def test_a_dataset_is_read_and_verified_without_any_extra(installed, tmp_path, words):
     write_dataset(tmp_path / "data")
-    command = (installed / "python", "-c", READ, tmp_path / "data")
-    subprocess.run(command, cwd=tmp_path, check=True)
+    subprocess.run((installed / "python", *words, tmp_path / "data"), cwd=tmp_path, check=True)

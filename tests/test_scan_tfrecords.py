@@ -78,18 +78,6 @@ def test_a_command_whose_packages_are_missing_names_their_extra(light, words, ex
     assert f"pip install '.[{extra}]' in the clone" in done.stderr
 
 
-def test_the_light_install_reads_and_verifies_a_dataset(light, source_tree, tmp_path):
-    output = builds.build_here(source_tree, tmp_path / "out", "--max_reject_fraction=0.5")
-    assert light("-m", "scan_tfrecords", "verify", output).returncode == 0
-    program = (
-        "import sys, tfrecord_io\n"
-        "batches = tfrecord_io.make_batches(sys.argv[1], split='train', batch_size=2)\n"
-        "print(next(iter(batches))[0].shape)"
-    )
-    done = light("-c", program, output)
-    assert done.stdout == "(2, 8, 8, 1)\n", done.stderr
-
-
 @pytest.mark.parametrize("command", scan_tfrecords.COMMANDS)
 def test_each_command_gets_its_own_arguments(command, capsys):
     assert run_here(command, "--help") == 0

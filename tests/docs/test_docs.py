@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from builds import parsed, write_csv
 from image_files import jpeg, png, write_tree
-from listed import Listed
+from listed import Listed, drawn
 from PIL import Image
 
 import scan_tfrecords
@@ -169,13 +169,8 @@ def _drawn_trees():
     """Returns the paths of each drawn tree, its command, and what the build prints of it."""
     codes = [block["code"] for block in blocks(ROOT / "docs" / "sources.md")]
     places = [place for place, code in enumerate(codes) if "{1.." in code]
-    for drawn, command, said in (codes[place : place + 3] for place in places):
-        words = drawn.replace("(", "\\(").split("\n")
-        shown = subprocess.run(
-            ["bash", "-c", f"printf '%s\\n' {' '.join(words)}"],
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
-        yield shown.stdout.split(), shlex.split(command)[2:], said.splitlines()
+    for tree, command, said in (codes[place : place + 3] for place in places):
+        yield [*drawn(tree)], shlex.split(command)[2:], said.splitlines()
 
 
 def test_the_build_reads_the_drawn_trees_as_the_page_says():

@@ -96,11 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET" and self.server.num_cut:
-            self.server.num_cut, self.close_connection, body = (
-                self.server.num_cut - 1,
-                True,
-                body[:-1],
-            )
+            self.server.num_cut -= 1
+            self.close_connection, body = True, body[:-1]
         self.wfile.write(body)
 
     def do_GET(self) -> None:

@@ -12,7 +12,6 @@ import signal
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,21 +162,6 @@ def test_an_unused_dataset_makes_room_and_one_in_use_does_not(folder, tmp_path):
     assert not old_folder.exists()
     assert used.states.sum() == 90
     assert int(new.states.sum()) == pytest.approx(part, abs=5)
-
-
-def test_the_records_of_a_new_cache_are_not_cut_because_their_file_is_then_written_when_closed(
-    local, folder, monkeypatch
-):
-    cut, truncate = [], os.truncate
-
-    def record(file, num_bytes):
-        cut.append((Path(f"/proc/self/fd/{file}").readlink().name, num_bytes))
-        truncate(file, num_bytes)
-
-    monkeypatch.setattr(os, "truncate", record)
-    opened = DatasetCache(Manifest.load(local), "", folder)
-    assert ("records", len(opened.memory)) in cut
-    assert ("records", 0) not in cut
 
 
 def test_a_folder_that_holds_anything_else_is_refused_and_left_as_it_is(local, tmp_path):
