@@ -104,17 +104,6 @@ def test_several_runs_are_measured_by_their_mean_on_all_splits(class_run, other,
         assert "thresholds" not in metrics_of(folder)
 
 
-def test_augmented_copies_of_a_training_split_are_not_measured(class_run, other, tmp_path):
-    shutil.copytree(other, tmp_path / "other")
-    path = tmp_path / "other" / "examples.parquet"
-    table = pq.read_table(path)
-    variants = pa.array(np.arange(len(table)) % 3, pa.int32())
-    pq.write_table(table.append_column("variant", variants), path)
-    output = tmp_path / "out"
-    assert evaluated(class_run, tmp_path / "other", f"--output={output}") == 0
-    assert metrics_of(output)["num_examples"] == 10
-
-
 def test_each_site_is_measured_by_itself_too(class_run, other, measured):
     table = pq.read_table(other / "examples.parquet").to_pylist()
     site_of = {row["key"]: row["site"] for row in table}
@@ -131,16 +120,27 @@ def test_each_site_is_measured_by_itself_too(class_run, other, measured):
     assert ['id="by"' in page and ">zurich<" in page for page in pages] == [True, False]
 
 
-def test_exported_thresholds_are_applied_to_the_other_dataset(class_run, other, tmp_path, capsys):
-    run = shutil.copytree(class_run, tmp_path / "run")
+def test_thresholds_are_applied_to_originals_and_shapes_that_training_lacked_are_warned_of(
+    class_run, other, tmp_path, capsys
+):
+    run = edited_run(class_run, tmp_path / "run", shapes=[1.0323])
+    data = shutil.copytree(other, tmp_path / "in")
+    # Shapes of other splits do not matter.
+    measures = {"shapes": {"train": [2.5], "test": [1.0323, 1.8107]}}
+    change_json(data / "manifest.json", audit={"measures": measures})
+    table = pq.read_table(data / "examples.parquet")
+    variants = pa.array(np.arange(len(table)) % 10 == 9).cast(pa.int32())
+    pq.write_table(table.append_column("variant", variants), data / "examples.parquet")
     entry = {
         "view": "DME", "labels": ["DME"], "wanted_sensitivity": 0.9, "threshold": 0.25,
         "val": {"num_positives": 31, "sensitivity": 0.9, "specificity": 0.5},
     }  # fmt: skip
     (run / "export" / "thresholds.json").write_text(json.dumps([entry]))
     output = tmp_path / "out"
-    assert evaluated(run, other, f"--output={output}", "--prevalence=0.03") == 0
-    rows = rows_of(output)
+    assert evaluated(run, data, f"--output={output}", "--prevalence=0.03") == 0
+    said, rows = capsys.readouterr(), rows_of(output)
+    assert len(rows) == 30 - 3  # without augmented copies
+    assert ("1.8 times as wide" in said.err, "2.5 times" in said.err) == (True, False)
     (found,) = metrics_of(output)["thresholds"]
     assert found.items() >= entry.items()
     called = [float(row["DME"]) >= 0.25 for row in rows if row["label"] == "DME"]
@@ -150,7 +150,7 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(class_run, other, 
     expected = predictive_values(**rates, prevalence=0.03)
     for name in ("ppv", "npv"):
         assert found["test"][name]["value"] == pytest.approx(float(expected[name]), abs=1e-4)
-    assert "by patient, each counts once" in capsys.readouterr().out
+    assert "by patient, each counts once" in said.out
     assert "3.0 % are DME" in (output / "report.html").read_text()
 
 
@@ -194,14 +194,3 @@ def test_a_dataset_that_does_not_fit_is_refused(class_run, tmp_path, capsys, fac
     change_json(tmp_path / "manifest.json", preprocessing=preprocessing)
     assert evaluated(class_run, tmp_path) == 2
     assert message in capsys.readouterr().err
-
-
-def test_shapes_that_the_training_images_lack_are_warned_of(class_run, other, tmp_path, capsys):
-    run = edited_run(class_run, tmp_path / "run", shapes=[1.0323])
-    data = shutil.copytree(other, tmp_path / "in")
-    # Only those of the split.
-    measures = {"shapes": {"train": [2.5], "test": [1.0323, 1.8107]}}
-    change_json(data / "manifest.json", audit={"measures": measures})
-    assert evaluated(run, data) == 0
-    said = capsys.readouterr().err
-    assert ("1.8 times as wide" in said, "2.5 times" in said) == (True, False)

@@ -1,4 +1,12 @@
-"""Trains one network and measures it.
+"""Trains one network and measures it, in the order of these lines.
+
+    data        `session.open_sessions` opens it, and decides what no flag says
+    network     `training_loop.train` builds it, with the weights of the last checkpoint
+    steps       `steps`, one for each global batch
+    checkpoint  `training_loop` saves it every two minutes, and after the last step
+    export      `networks.export`: every form of the model is loaded again and compared
+    measures    `results.metrics`: of the test images
+    page        `results.result`, beside the predictions; metrics.json is the last file
 
 A run can be killed at any moment. Called again with the same configuration, it goes on at the next
 example after a stop, and at the last checkpoint after a kill. A checkpoint holds the variables, the

@@ -243,6 +243,7 @@ def test_predict_says_what_was_reported_and_measured(finished, data, tmp_path, c
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_another_dataset_may_have_some_of_the_labels_in_another_order(finished, tmp_path, capsys):
     names = ("scar", "fluid")
     other = write(tmp_path / "other", {"train": 4, "test": 30}, names)

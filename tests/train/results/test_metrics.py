@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
 
-from train.kinds import words
-from train.kinds.classes import CLASSES
 from train.kinds.words import known
 from train.results import metrics as measures
 from train.results.options import MeasureOptions
@@ -122,14 +120,6 @@ def test_the_spread_of_a_cross_validation_is_over_the_folds_that_define_a_score(
     assert part["folds"][1]["scores"] == {"accuracy": 0.9, "auc/CNV": None}
     assert part["spread"]["accuracy"] == pytest.approx({"mean": 0.8, "std_over_folds": 0.1})
     assert part["spread"]["auc/CNV"] == {"mean": 0.8, "std_over_folds": None}
-
-
-def test_the_terminal_names_the_split_and_escapes_what_would_steer_it():
-    result = measured_labels([0, 1], names=("a\x1b]0;title\x07", "b"))
-    text = words.describe(CLASSES, result | {"split": "train+val"})
-    assert text.startswith("train+val: 2 images\n")
-    assert "a\\x1b]0;title\\x07" in text
-    assert all(line.isprintable() for line in text.splitlines())
 
 
 def answers_of_runs(shift=0.0):

@@ -15,6 +15,7 @@ from tfrecord_io.pages.page import picture
 from train.data.dataset import open_dataset
 from train.data.seen import Exposure
 from train.kinds.classes import CLASSES
+from train.kinds.words import describe
 from train.results import metrics, thresholds
 from train.results.charts import write_charts
 from train.results.mistakes import (
@@ -225,11 +226,12 @@ def test_a_cross_validation_shows_its_folds_and_their_spread():
 
 def test_names_are_text_and_never_markup_and_control_characters_are_seen():
     names = ("<img src=x onerror=alert(1)>", "$x^$ & \"'", "\x1b[31mred\x07", "NORMAL")
-    text = page_of(**report_of(names, directory=Path("<b>run\x1b")))
+    made = report_of(names, directory=Path("<b>run\x1b"))
+    text, printed = page_of(**made), describe(CLASSES, made["metrics"])
     assert not re.search(r"<(?!img src=\"data:)img|<b>", text)
     for shown in ("&lt;img src=x onerror=alert(1)&gt;", "\\x1b[31mred\\x07"):
         assert shown in text
-    assert all(line.isprintable() for line in text.splitlines())
+    assert all(line.isprintable() for line in (*text.splitlines(), *printed.splitlines()))
     assert Page(text).open == []
 
 

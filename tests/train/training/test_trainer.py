@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import signal
 from collections import Counter
@@ -31,7 +32,6 @@ from tfrecord_io.format.kinds import CLASSES, MULTI_LABEL
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.terminal.errors import UserError
 from train import run
-from train.data.dataset import open_dataset, patient_folds
 from train.data.seen import read_seen
 from train.extras.bucket import open_run
 from train.machine.errors import TrainingError
@@ -377,14 +377,9 @@ def test_a_stopped_cross_validation_goes_on_at_its_fold_and_step(
         assert float(found["CNV"]) == pytest.approx(float(expected["CNV"]), abs=1e-5)
 
 
-def test_folds_without_patients_are_refused_before_the_first_is_trained(data, tmp_path, capsys):
-    assert train(data, tmp_path / "run", folds=60, fold=0) == 2
-    assert "too few patients" in capsys.readouterr().err
+def test_folds_without_patients_are_refused_before_the_first_is_trained(tmp_path, capsys):
     write_marked_dataset(tmp_path, num_examples={"train": 20})
-    dataset = open_dataset(str(tmp_path))
-    folds = patient_folds(dataset.groups.take(dataset.part("train").rows), 6)
-    (empty,) = set(range(6)) - set(folds.tolist())
-    assert empty > 0
     assert train(tmp_path, tmp_path / "run", folds=6, replica_batch_size=4) == 2
-    assert f"fold {empty} of 6 has 0 of the 20 images" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "fold-0").exists()
+    told = capsys.readouterr().err
+    assert re.search(r"fold [1-5] of 6 has 0 of the 20 images: there are too few patients", told)
+    assert not (tmp_path / "run").exists()
