@@ -73,13 +73,6 @@ static void avx2_pass(const uint8_t *in, size_t in_step, Weights weights, uint8_
 }
 #endif
 
-static Pass *best_pass(void) {
-#ifdef HAS_AVX2
-    if (__builtin_cpu_supports("avx2")) return avx2_pass;
-#endif
-    return plain_pass;
-}
-
 typedef uint8_t Row __attribute__((vector_size(BLOCK)));
 
 /* Two halves of rows in turn, byte by byte; they begin at byte n. */
@@ -154,7 +147,10 @@ static PyObject *resize(PyObject *module, PyObject *args) {
     const char *wrong = NULL;
     Weights columns, rows;
     Py_BEGIN_ALLOW_THREADS
-    Pass *pass = best_pass();
+    Pass *pass = plain_pass;
+#ifdef HAS_AVX2
+    if (__builtin_cpu_supports("avx2")) pass = avx2_pass;
+#endif
     Py_ssize_t samples = unit == 1 ? 1 : 3, in_step = 0, new_step = 0, height = 0, step = 0;
     if ((unit != 1 && unit != 4) || !is_size(width) || !is_size(new_width) || !is_size(new_height)
         || !is_size(out_step)) {

@@ -43,8 +43,6 @@ _HEADER_TAGS = (
     "NumberOfFrames", "BurnedInAnnotation",
 )  # fmt: skip
 
-_IDS = ("PatientID", "StudyInstanceUID", "SeriesInstanceUID")
-
 # pydicom's plugin for each transfer syntax; "" for those that are not compressed. Its own plugins
 # for lossless JPEG, and JPEG of more than eight bits, are not free, or end the process on a damaged
 # file, as GDCM does; so this module is one, see `decode_jpeg`.
@@ -77,10 +75,8 @@ _NEEDED = ("Rows", "Columns", "BitsStored", "PhotometricInterpretation", "PixelR
 # The functional groups whose attributes a frame may have for itself (PS3.3, C.7.6.16).
 _GROUPS = ("PixelMeasuresSequence", "PixelValueTransformationSequence", "FrameVOILUTSequence")
 
-# Attributes that say the height and the width of a pixel, the best first.
-_SPACINGS = (
-    "PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio"
-)  # fmt: skip
+# What says the height and the width of a pixel, the best first.
+_SPACINGS = "PixelSpacing ImagerPixelSpacing NominalScannedPixelSpacing PixelAspectRatio"
 
 # Siemens' own class of spectra and protocols, beside the pictures of a study; in no dictionary.
 _SIEMENS_RAW_DATA = "1.3.12.2.1107.5.9.1"
@@ -190,18 +186,18 @@ def read_header(start: bytes) -> Header | None:
     with contextlib.suppress(Exception):
         tags = read_partial(file, lambda tag, *_: tag > wanted[-1], specific_tags=wanted)
         texts = {name: str(tags.get(name) or "").strip() for name in _HEADER_TAGS}
-        patient, study, series = (texts[name] for name in _IDS)
+        patient, issuer = texts["PatientID"], texts["IssuerOfPatientID"]
+        study, series = texts["StudyInstanceUID"], texts["SeriesInstanceUID"]
         types = tags.get("ImageType") or ()
         kind = next((f"{name.lower()}_image" for name in _COMPANIONS if name in types), "")
         sop_class = texts["SOPClassUID"]
         name = "Raw Data Storage" if sop_class == _SIEMENS_RAW_DATA else UID(sop_class).name
-        # Segmentations have pixels, but these are masks of other pictures. Unknown classes may be
-        # any.
+        # Segmentations have pixels, but of masks of other pictures. Unknown classes may be any.
         if name != sop_class and not re.search("Image|US Volume", name):
             kind = re.sub(r"\W+", "_", name.removesuffix(" Storage").lower())
         header = Header(
             num_frames=int(tags.get("NumberOfFrames") or 1),
-            patient=patient_code(patient, texts["IssuerOfPatientID"]) if patient else None,
+            patient=patient_code(patient, issuer) if patient else None,
             study=_hashed(study) if study else None,
             series=_hashed(series) if series else None,
             modality=texts["Modality"] or None,
@@ -256,13 +252,11 @@ def read_frame(file: BinaryIO, number: int) -> Frame:
         check_size(tags.Columns, tags.Rows)
         index = max(number, 1) - 1
         pixels, interpretation = _decode(file, tags, index, num_frames)
-    for groups, place in (
-        (tags.get("SharedFunctionalGroupsSequence"), 0),
-        (tags.get("PerFrameFunctionalGroupsSequence"), index),
-    ):
-        for name in _GROUPS if groups and len(groups) > place else ():
-            for item in groups[place].get(name) or ():
-                tags.update(item)
+    shared = (tags.get("SharedFunctionalGroupsSequence") or [])[:1]
+    own = (tags.get("PerFrameFunctionalGroupsSequence") or [])[index : index + 1]
+    for group in (*shared, *own):
+        for item in (item for name in _GROUPS for item in group.get(name) or ()):
+            tags.update(item)
     return Frame(pixels, interpretation, tags)
 
 
@@ -281,13 +275,12 @@ def _decode(file: BinaryIO, tags: Dataset, index: int, num_frames: int) -> tuple
     element = file.read(8)
     if len(element) < 8 or struct.unpack(f"{order}HH", element[:4]) != (0x7FE0, 0x0010):
         raise Reject("no_pixels", "a DICOM file without integer pixels")
-    options: dict[str, Any] = {"pixel_keyword": "PixelData"}
     # Some writers leave it out where the syntax has it.
     has_kind = not syntax.is_implicit_VR and element[4:6] in (b"OB", b"OW", b"UN")
     (length,) = struct.unpack(f"{order}I", file.read(4) if has_kind else element[4:])
+    options = as_pixel_options(tags, pixel_keyword="PixelData")
     if has_kind:
         options["pixel_vr"] = element[4:6].decode()
-    options = as_pixel_options(tags, **options)
     plugin, start, frame = _PLUGINS[syntax], file.tell(), b""
     num_bytes = get_expected_length(tags) // num_frames
     is_odd = not plugin and length >= (num_frames + 1) * num_bytes
@@ -379,7 +372,7 @@ def show(frame: Frame, window: tuple[float, float] | None) -> Picture:
         else:
             raise Reject("unsupported_mode", f"DICOM of {mode}")
     aspect = 1.0  # the height of a pixel divided by its width (C.7.6.3.1.7)
-    for name in _SPACINGS:
+    for name in _SPACINGS.split():
         with contextlib.suppress(TypeError, ValueError, ZeroDivisionError):
             height, width = map(float, tags.get(name))
             if 0.01 <= height / width <= 100:

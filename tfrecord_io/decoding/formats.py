@@ -53,7 +53,17 @@ def read_picture(data: bytes) -> Picture:
     except (Image.UnidentifiedImageError, KeyError):
         if data.startswith(_TIFF_STARTS):
             return _by_tifffile(data)
-        raise _reason(data) from None
+        # No byte is quoted: a link may lead to a secret.
+        kind = what_is("", data[:START_BYTES])
+        for name in () if kind else _FORMATS:
+            plugin, accepts = Image.OPEN[name]
+            if accepts and accepts(data[:16]):
+                try:
+                    plugin(io.BytesIO(data), "")
+                except Exception as error:
+                    raise Reject("undecodable", f"{name}: {reason_of(error)}") from None
+        found = f"{len(data):,} bytes, {kind or 'no known format'}"
+        raise Reject("not_an_image", found) from None
     except Image.DecompressionBombError as error:
         raise Reject("too_many_pixels", str(error)) from None
     with image:
@@ -156,16 +166,3 @@ def _by_tifffile(data: bytes) -> Picture:
             values = np.moveaxis(values, 0, -1)
         image = _scaled(np.squeeze(values), page.bitspersample, colours == "MINISWHITE")
     return Picture(image, image.mode, "TIFF")
-
-
-def _reason(data: bytes) -> Reject:
-    """Returns why Pillow does not open a file. No byte is quoted: a link may lead to a secret."""
-    kind = what_is("", data[:START_BYTES])
-    for name in () if kind else _FORMATS:
-        plugin, accepts = Image.OPEN[name]
-        if accepts and accepts(data[:16]):
-            try:
-                plugin(io.BytesIO(data), "")
-            except Exception as error:
-                return Reject("undecodable", f"{name}: {reason_of(error)}")
-    return Reject("not_an_image", f"{len(data):,} bytes, {kind or 'no known format'}")

@@ -37,7 +37,6 @@ _WEIGHT_BITS, _LANES = 22, 64
 # that need more are resized by Pillow.
 _MAX_SCRATCH_BYTES = 32 * 2**20
 
-
 _kept = threading.local()
 
 
