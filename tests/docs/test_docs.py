@@ -63,9 +63,11 @@ def _anchors(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_link_leads_to_a_heading_and_every_block_has_a_language_or_a_reason(page):
-    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8"))
-    for path, anchor in links:
+def test_links_and_files_exist_and_every_block_has_a_language_or_a_reason(page):
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+/[\w/]*(?:\.py|/))`", text) if page in OWN_PAGES else []
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
         target = (page.parent / path).resolve() if path else page
         if path not in ("commands.md", "api.md"):  # `make docs` writes them
             assert target.exists(), path
@@ -100,13 +102,6 @@ def test_every_flag_that_a_page_names_is_one_of_a_command(capsys):
         if page.name not in ("clusters.md", "containers.md"):  # flags of other tools
             text = page.read_text(encoding="utf-8")
             assert set(re.findall(r"(?<![\w-])--[a-z]+(?:_[a-z]+)*\b", text)) <= known, page.name
-
-
-@pytest.mark.parametrize("page", ["SECURITY.md", "CONTRIBUTING.md"])
-def test_every_file_that_a_page_on_the_code_names_exists(page):
-    named = re.findall(r"`([\w/]+/[\w/]*(?:\.py|/))`", (ROOT / page).read_text(encoding="utf-8"))
-    assert len(named) > 1
-    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_every_message_that_the_page_of_problems_explains_exists():

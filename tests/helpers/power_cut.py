@@ -1,4 +1,4 @@
-"""What a power cut may leave of a folder, by what a program has synced.
+"""What a kill or a power cut may leave of a folder, the latter by what a program has synced.
 
 A file's content is on the disk once fsync has returned for it, a folder's names once fsync has
 returned for the folder. Any later change may be there or not; content that was not synced may be
@@ -6,14 +6,53 @@ cut off or zeros. Real file systems keep more order than that.
 """
 
 import contextlib
+import functools
 import os
-import pathlib
 import random
+import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
+
+from builds import files_of
+
+
+@contextlib.contextmanager
+def _changes(watch: Callable[[str, functools.partial[object]], object]) -> Iterator[None]:
+    """Has a function called with the name of each change to a disk, and the change to make."""
+
+    def watched(name: str) -> Callable[..., object]:
+        real = getattr(os, name)
+        return lambda *words, **more: watch(name, functools.partial(real, *words, **more))
+
+    with contextlib.ExitStack() as patches:
+        for name in ("replace", "unlink", "rmdir", "fsync"):
+            patches.enter_context(mock.patch.object(os, name, watched(name)))
+        yield
+
+
+def killed_anywhere(folder: Path, copies: Path, do: Callable[[], object]) -> Iterator[None]:
+    """Calls a function; then puts a folder, in turn, into each state in which a kill leaves it.
+
+    These are the states before the changes that the function makes to the disk, each once, copied
+    into another folder meanwhile.
+    """
+    states: list[dict[str, bytes]] = []
+
+    def keep(_: str, change: Callable[[], object]) -> object:
+        if (state := files_of(folder)) not in states:
+            shutil.copytree(folder, copies / str(len(states)))
+            states.append(state)
+        return change()
+
+    with _changes(keep):
+        do()
+    for number in range(len(states)):
+        shutil.rmtree(folder)
+        (copies / str(number)).rename(folder)
+        yield
 
 
 class Disk:
@@ -45,27 +84,16 @@ class Disk:
     def watched(self, moment: Callable[[], None]) -> Iterator[None]:
         """Calls a function before and after each change, until the block ends."""
 
-        def around(real: Callable[..., object]) -> Callable[..., object]:
-            def call(*arguments: object, **named: object) -> object:
-                with self._lock:
-                    moment()
-                    result = real(*arguments, **named)
-                    moment()
-                return result
+        def watch(name: str, change: functools.partial[object]) -> object:
+            with self._lock:
+                moment()
+                result = change()
+                if name == "fsync":
+                    self._note(*change.args)
+                moment()
+            return result
 
-            return call
-
-        fsync, replace, unlink = os.fsync, pathlib.Path.replace, pathlib.Path.unlink
-
-        def noted(descriptor: int) -> None:
-            fsync(descriptor)
-            self._note(descriptor)
-
-        with (
-            mock.patch.object(os, "fsync", around(noted)),
-            mock.patch.object(pathlib.Path, "replace", around(replace)),
-            mock.patch.object(pathlib.Path, "unlink", around(unlink)),
-        ):
+        with _changes(watch):
             yield
 
     def _note(self, descriptor: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from builds import build_here, build_of, files_of, prepare, run_build_here, shards_of
 from image_files import scan_tree, scans_of, write_tree
-from killed import killed_anywhere
+from power_cut import killed_anywhere
 from s3_server import BUCKET
 
 from pipelines import errors

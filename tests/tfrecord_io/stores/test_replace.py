@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from builds import files_of
 from image_files import write_tree
-from killed import killed_anywhere
+from power_cut import killed_anywhere
 from s3_server import BUCKET
 
 from tfrecord_io.stores import replace
