@@ -18,7 +18,6 @@ from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, iterate_refs
 from pipelines.sources.source import Source
 from tfrecord_io.decoding.preprocess import (
-    ONE_PICTURE,
     SINGLE_SUFFIXES,
     START_BYTES,
     Pictures,
@@ -57,7 +56,7 @@ def with_frames(
     read = _read_all(refs.take(rows), source) if len(rows) else []
     if not any(picture.file_format for picture in read) and not modalities:
         return images
-    pictures = [ONE_PICTURE] * num_files
+    pictures = [Pictures()] * num_files
     for row, some in zip(rows.tolist(), read, strict=True):
         pictures[row] = some
     ignored = collections.Counter(reason for picture in pictures for reason in picture.ignored)
@@ -111,7 +110,7 @@ def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:
                         member.name, member.size, start, lambda: reader.open(member)
                     )
             except Reject:
-                return ONE_PICTURE  # the worker will reject it too
+                return Pictures()  # the worker will reject it too
             except ModuleNotFoundError as error:
                 raise errors.UserError(str(error)) from None
 

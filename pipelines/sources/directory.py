@@ -140,6 +140,6 @@ class _RemoteReader(Reader):
     def read(self, member: Member) -> bytes:
         url = f"{self.url}/{member.name}"
         try:
-            return remote.read_file(url, member.size, member.version)
+            return remote.read_version(url, member.size, member.version)[0]
         except FileNotFoundError:
             raise errors.changed(url, "was removed") from None

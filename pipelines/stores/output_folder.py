@@ -98,7 +98,7 @@ def locked(storage: Folder) -> Iterator[None]:
             raise errors.UserError(f"cannot use --output {storage.root}: {error}") from None
         yield
         if storage.exists(manifest.FILE_NAME):
-            storage.delete_build_dir()
+            storage.clean_build_dir()
         return
     made = not Path(storage.root).exists()
     doing = f"writing to {storage.root}"
@@ -116,7 +116,7 @@ def locked(storage: Folder) -> Iterator[None]:
             yield
         finally:
             if storage.exists(manifest.FILE_NAME) or storage.names(BUILD_DIR) == ["lock"]:
-                storage.delete_build_dir()
+                storage.clean_build_dir()
             if made:
                 with contextlib.suppress(OSError):  # it is not empty
                     Path(storage.root).rmdir()

@@ -314,7 +314,8 @@ def _decode(file: BinaryIO, tags: Dataset, index: int, num_frames: int) -> tuple
         if not plugin and file.seek(start + (index + 1) * num_bytes - 1) and not file.read(1):
             raise Reject("truncated", f"the file ends before its frame {index + 1:,}") from None
         raise
-    lowest, span = _range_of(tags)
+    lowest = -(1 << tags.BitsStored - 1) if tags.PixelRepresentation else 0
+    span = (1 << tags.BitsStored) - 1
     if syntax in _LOSSY:
         pixels = np.clip(pixels, lowest, lowest + span)
     elif tags.BitsStored < tags.BitsAllocated:
@@ -338,12 +339,6 @@ def _sides_of(frame: bytes) -> tuple[int, ...]:
     raise Reject("undecodable", "the compressed frame does not say its sides")
 
 
-def _range_of(tags: Dataset) -> tuple[int, int]:
-    """Returns the lowest value that can be stored, and by how much the highest one is larger."""
-    bits = tags.BitsStored
-    return -(1 << bits - 1) if tags.PixelRepresentation else 0, (1 << bits) - 1
-
-
 def show(frame: Frame, window: tuple[float, float] | None) -> Picture:
     """Returns a frame as a picture of mode L or RGB, in which 0 is black.
 
@@ -355,14 +350,43 @@ def show(frame: Frame, window: tuple[float, float] | None) -> Picture:
     Raises:
         Reject: if the colours are of another kind, or pydicom cannot apply the window.
     """
-    from pydicom.pixels import apply_color_lut
+    from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi_lut, apply_windowing
 
     pixels, interpretation, tags = frame
     bits = tags.BitsStored
     mode = f"{tags.PhotometricInterpretation};{bits}"
     with as_rejects():
         if interpretation in ("MONOCHROME1", "MONOCHROME2"):
-            shown = _windowed(pixels, tags, window)
+            # A table of every value that can be stored: there are fewer of them than pixels.
+            lowest = -(1 << tags.BitsStored - 1) if tags.PixelRepresentation else 0
+            stored = np.arange(lowest, lowest + (1 << bits))
+            rescale = tags.get("RescaleSlope", 1), tags.get("RescaleIntercept", 0)
+            values = stored if None in rescale else apply_modality_lut(stored, tags)
+            if None in rescale or not np.isfinite(values).all():
+                found = "the rescale slope or intercept of the DICOM is not a number"
+                raise Reject("undecodable", found)
+            voi = (tags.get("VOILUTSequence") or [None])[0]
+            if window:
+                tags.WindowCenter, tags.WindowWidth = window
+            tags.VOILUTFunction = "LINEAR" if window else tags.get("VOILUTFunction") or "LINEAR"
+            if not window and voi and voi.get("LUTDescriptor") and voi.get("LUTData"):
+                num_entries, first, depth = voi.LUTDescriptor
+                # pydicom keeps places in the type of the entries, where larger ones wrap round.
+                voi.LUTDescriptor = [num_entries, first, 16]
+                last = first + (num_entries or 1 << 16) - 1
+                shown = apply_voi_lut(np.rint(values).clip(first, last).astype(np.int64), tags)
+                voi.LUTDescriptor, ends = [num_entries, first, depth], (0, (1 << depth) - 1)
+            elif None not in (tags.get("WindowCenter"), tags.get("WindowWidth")):
+                shown = apply_windowing(values, tags)
+                ends = apply_windowing(np.array([-np.inf, np.inf]), tags)
+            else:
+                shown = values
+                used = [0, -1] if bits <= 8 else [pixels.min() - lowest, pixels.max() - lowest]
+                ends = values[used].min(), values[used].max()
+            shares = np.clip((shown - ends[0]) / ((ends[1] - ends[0]) or 1), 0, 1)
+            if tags.PhotometricInterpretation == "MONOCHROME1":
+                shares = 1 - shares
+            shown = np.rint(255 * shares).astype(np.uint8)[pixels - lowest]
         elif interpretation == "RGB":
             shown = pixels >> max(bits - 8, 0)
         elif interpretation == "PALETTE COLOR":
@@ -380,38 +404,3 @@ def show(frame: Frame, window: tuple[float, float] | None) -> Picture:
                 break
     image = Image.fromarray(np.ascontiguousarray(shown, np.uint8))
     return Picture(image, mode, "DICOM", pixel_aspect=aspect)
-
-
-def _windowed(pixels: np.ndarray, tags: Dataset, window: tuple[float, float] | None) -> np.ndarray:
-    """Returns grey levels, uint8, of stored values [rows, columns] (PS3.3, C.11.1)."""
-    from pydicom.pixels import apply_modality_lut, apply_voi_lut, apply_windowing
-
-    lowest, span = _range_of(tags)
-    # A table of every value that can be stored: there are fewer of them than pixels.
-    stored = np.arange(lowest, lowest + span + 1)
-    rescale = tags.get("RescaleSlope", 1), tags.get("RescaleIntercept", 0)
-    values = stored if None in rescale else apply_modality_lut(stored, tags)
-    if None in rescale or not np.isfinite(values).all():
-        raise Reject("undecodable", "the rescale slope or intercept of the DICOM is not a number")
-    voi = (tags.get("VOILUTSequence") or [None])[0]
-    if window:
-        tags.WindowCenter, tags.WindowWidth = window
-    tags.VOILUTFunction = "LINEAR" if window else tags.get("VOILUTFunction") or "LINEAR"
-    if not window and voi and voi.get("LUTDescriptor") and voi.get("LUTData"):
-        num_entries, first, depth = voi.LUTDescriptor
-        # pydicom keeps places in a table in the type of its entries, where larger ones wrap round.
-        voi.LUTDescriptor = [num_entries, first, 16]
-        last = first + (num_entries or 1 << 16) - 1
-        shown = apply_voi_lut(np.rint(values).clip(first, last).astype(np.int64), tags)
-        voi.LUTDescriptor, ends = [num_entries, first, depth], (0, (1 << depth) - 1)
-    elif None not in (tags.get("WindowCenter"), tags.get("WindowWidth")):
-        shown = apply_windowing(values, tags)
-        ends = apply_windowing(np.array([-np.inf, np.inf]), tags)
-    else:
-        shown = values
-        used = [0, -1] if tags.BitsStored <= 8 else [pixels.min() - lowest, pixels.max() - lowest]
-        ends = values[used].min(), values[used].max()
-    shares = np.clip((shown - ends[0]) / ((ends[1] - ends[0]) or 1), 0, 1)
-    if tags.PhotometricInterpretation == "MONOCHROME1":
-        shares = 1 - shares
-    return np.rint(255 * shares).astype(np.uint8)[pixels - lowest]

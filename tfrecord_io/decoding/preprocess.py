@@ -52,10 +52,6 @@ class Pictures(NamedTuple):
     ignored: Sequence[str] = ()
 
 
-#: What most files hold.
-ONE_PICTURE = Pictures()
-
-
 def find_pictures(
     name: str, size: int, start: bytes, open_file: Callable[[], BinaryIO]
 ) -> Pictures:
@@ -68,7 +64,7 @@ def find_pictures(
     """
     # PS3.10, 7.1
     if name.lower().endswith(SINGLE_SUFFIXES) or start[128:132] != b"DICM":
-        return ONE_PICTURE
+        return Pictures()
     header = read_header(start)
     if header is None:
         with open_file() as file:

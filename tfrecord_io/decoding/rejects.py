@@ -81,10 +81,8 @@ def as_rejects() -> Iterator[None]:
     """
     try:
         yield
-    except Reject:
-        raise
     except Exception as error:
-        if not is_of_content(error):
+        if isinstance(error, Reject) or not is_of_content(error):
             raise
         raise Reject(
             "truncated" if "truncated" in str(error).lower() else "undecodable", reason_of(error)

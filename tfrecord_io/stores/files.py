@@ -60,11 +60,10 @@ def open_private(path: str | os.PathLike[str], flags: int) -> int:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file, or {} if the file is missing or holds none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    with contextlib.suppress(OSError, ValueError):
+        if isinstance(value := json.loads(path.read_text(encoding="utf-8")), dict):
+            return value
+    return {}
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:

@@ -95,7 +95,7 @@ class Folder(os.PathLike[str]):
             FileNotFoundError: if there is no such file.
         """
         path = self.path(name)
-        return remote.read_file(path) if self.remote else Path(path).read_bytes()
+        return remote.read_version(path)[0] if self.remote else Path(path).read_bytes()
 
     def shards(self) -> dict[str, StoredFile]:
         """Describes the shards by name, in one listing; on a store, also its other files."""
@@ -188,14 +188,13 @@ class Folder(os.PathLike[str]):
                 Path(self.path(name)).unlink(missing_ok=True)
 
     def clean_build_dir(self, ending: str = "") -> None:
-        """Deletes the files of the build folder with this end of their names (default: all)."""
-        names = self.names(BUILD_DIR)
-        self.delete([f"{BUILD_DIR}/{name}" for name in names if name.endswith(ending)])
+        """Deletes the files of the build folder with this end of their names; by default all of it.
 
-    def delete_build_dir(self) -> None:
-        """Removes the build folder, which a finished build no longer needs."""
-        if self.remote:
-            self.clean_build_dir()
+        A finished build no longer needs it.
+        """
+        if ending or self.remote:
+            names = self.names(BUILD_DIR)
+            self.delete([f"{BUILD_DIR}/{name}" for name in names if name.endswith(ending)])
             return
         self.sync_names()  # the plan must not go before the manifest has its name on the disk
         shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)

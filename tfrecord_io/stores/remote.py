@@ -195,11 +195,6 @@ def read_version(
         return bytes(answer.bytes()), answer.meta
 
 
-def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
-    """Returns the content of a file as `read_version` does."""
-    return read_version(url, size, version)[0]
-
-
 @contextlib.contextmanager
 def create(url: str) -> Iterator[IO[bytes]]:
     """Opens a file for writing, which is uploaded when the block ends, unless the block fails.

@@ -54,11 +54,7 @@ def is_remote(directory: str | os.PathLike[str]) -> bool:
 
 
 def is_inside(one: str, other: str) -> bool:
-    """Returns whether an address is below the folder of another, or the same.
-
-    >>> is_inside("s3://bucket/run/export", "s3://bucket/run/"), is_inside("runs/b", "runs/a")
-    (True, False)
-    """
+    """Returns whether an address is below the folder of another, or the same."""
     if is_remote(one) or is_remote(other):
         return f"{one.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
     return Path(one).resolve().is_relative_to(Path(other).resolve())

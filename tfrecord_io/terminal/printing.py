@@ -58,10 +58,7 @@ def csv_cell(text: str) -> str:
 
 
 def no_formula(text: str) -> str:
-    """Returns text that a spreadsheet does not read as a formula (OWASP, CSV injection).
-
-    Text that begins with `=`, `+`, `-` or `@` gets a quote in front; other text stays.
-    """
+    """Returns text, in quotes if a spreadsheet read it as a formula (OWASP, CSV injection)."""
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 

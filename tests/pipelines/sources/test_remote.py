@@ -37,7 +37,7 @@ def test_a_dataset_on_a_store_is_the_one_on_a_disk(request, scheme, scans_zip, l
     upload(scans_zip, f"{url}/in/scans.zip")
     build_here(f"{url}/in/scans.zip", f"{url}/out", "--max_reject_fraction=0.5")
     for found in remote.list_files(f"{url}/out", recursive=True):
-        copy[found.url.removeprefix(f"{url}/out/")] = remote.read_file(found.url)
+        copy[found.url.removeprefix(f"{url}/out/")] = remote.read_version(found.url)[0]
     assert copy.keys() == {path.name for path in local.iterdir()}
     assert all(SECRET_KEY.encode() not in content for content in copy.values())
     copy = write_tree(tmp_path / "remote", copy)

@@ -123,7 +123,7 @@ def test_each_file_of_pydicom_is_shown_as_it_decodes_it_or_left_out_with_a_reaso
 
 def test_a_name_of_another_kind_is_no_way_around_the_tags():
     data = dicom_file(grey_pixels())
-    assert found_in(data, "scan.png") == preprocess.ONE_PICTURE
+    assert found_in(data, "scan.png") == preprocess.Pictures()
     with pytest.raises(Reject, match=r"not_an_image: .*ending \.dcm"):
         decode_image(data, Preprocessing())
     assert reason(png()) == "undecodable"

@@ -37,7 +37,7 @@ def test_a_file_is_uploaded_whole_and_a_range_is_exactly_what_was_asked_for(fold
     write(f"{folder}/file", content)
     size = len(content)
     assert remote.describe(f"{folder}/file").size == size
-    assert remote.read_file(f"{folder}/file") == content
+    assert remote.read_version(f"{folder}/file")[0] == content
     for start, length in ((100, 50), (size - 3, 30)) if content else ():
         assert remote.read(f"{folder}/file", start, length) == content[start : start + length]
 
@@ -51,7 +51,7 @@ def test_a_write_that_fails_leaves_what_was_there(folder):
     write(f"{folder}/file", b"old")
     with pytest.raises(OSError, match="no room"):
         fail()
-    assert remote.read_file(f"{folder}/file") == b"old"
+    assert remote.read_version(f"{folder}/file")[0] == b"old"
 
 
 def test_characters_of_a_pattern_stand_for_themselves(folder):
@@ -64,11 +64,11 @@ def test_characters_of_a_pattern_stand_for_themselves(folder):
     assert remote.list_files(f"{folder}/scans", recursive=True) == []
     write(f"{folder}/b", b"1")
     assert [file.url for file in remote.list_files(folder, recursive=False)] == [f"{folder}/b"]
-    assert remote.read_file(url) == b"odd"
+    assert remote.read_version(url)[0] == b"odd"
     remote.delete(url)
     remote.delete(f"{folder}/never")
     assert remote.list_files(inside, recursive=True) == []
-    for read, *more in ((remote.describe,), (remote.read, 0, 1), (remote.read_file,)):
+    for read, *more in ((remote.describe,), (remote.read, 0, 1), (remote.read_version,)):
         with pytest.raises(FileNotFoundError, match=re.escape(url)):
             read(url, *more)
 
@@ -95,12 +95,12 @@ def test_a_file_that_changed_is_not_read_for_the_one_that_was_looked_up_or_liste
     (found,) = remote.list_files(folder, recursive=True)
     assert found == remote.describe(url)
     assert remote.read(url, 0, 3, found.mark) == b"one"
-    assert remote.read_file(url, found.size, found.version) == b"one"
+    assert remote.read_version(url, found.size, found.version)[0] == b"one"
     # Within the same second, and of the same length.
     write(url, b"two")
     for read, *more in (
         (remote.read, 0, 3, found.mark),
-        (remote.read_file, found.size, found.version),
+        (remote.read_version, found.size, found.version),
     ):
         with pytest.raises(StoreError, match="changing changed since it was first read"):
             read(url, *more)
@@ -179,7 +179,7 @@ def test_keys_in_the_files_of_the_aws_tools_are_found(s3, tmp_path, monkeypatch,
     settings = {"AWS_ENDPOINT_URL_S3": s3.endpoint, "AWS_PROFILE": profile}
     without_settings(monkeypatch, tmp_path, **settings)
     write(f"s3://{BUCKET}/file", b"signed")
-    assert remote.read_file(f"s3://{BUCKET}/file") == b"signed"
+    assert remote.read_version(f"s3://{BUCKET}/file")[0] == b"signed"
 
 
 @pytest.mark.slow
