@@ -23,7 +23,7 @@ from tfrecord_io.auditing.findings import (
     warning,
 )
 from tfrecord_io.format.examples import SITE, encode
-from tfrecord_io.format.groups import Groups
+from tfrecord_io.format.groups import Groups, plural_unit
 
 _NUM_FOLDS = 5
 _MAX_CATEGORIES = 30
@@ -99,7 +99,7 @@ def check_shortcuts(examined: Examined) -> Iterator[Finding]:
         measured, key=lambda entry: (entry[0].min_groups >= MIN_GROUPS, entry[0].low)
     )
     examined.measures["shortcuts"] = dataclasses.asdict(result) | {"predicted": what}
-    units, gain = examined.joined.units, result.low - result.chance
+    units, gain = plural_unit(examined.joined.unit), result.low - result.chance
     ranked = sorted(result.by_signal.items(), key=lambda item: (-item[1], item[0]))
     giveaways = [
         {"fact": name, "value": value, "images": count, "all of them": names[place]}

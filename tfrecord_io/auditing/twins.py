@@ -286,7 +286,8 @@ def find_pairs(
         order = np.argsort(keys)
         ordered, keys, found = words[:, order], keys[order], [codes]
         for shift in range(1, min(_WINDOW, num_hashes - 1) + 1):
-            near = _are_near(ordered[:, shift:], ordered[:, :-shift])
+            distance = _distances(ordered[:, shift:], ordered[:, :-shift])
+            near = np.flatnonzero(distance <= MAX_DISTANCE)
             found.append(_codes(order[near], order[near + shift], num_hashes))
         codes = _distinct(found)
         # More hashes than the window share three bytes, which chance does not do.
@@ -303,7 +304,8 @@ def find_pairs(
     for place, row in enumerate(rows[:-1] if len(rows) <= _MOST_HASHES else ()):
         if num_pairs > max_pairs:
             break
-        near = rows[place + 1 + _are_near(crowded[:, place + 1 :], crowded[:, place : place + 1])]
+        distance = _distances(crowded[:, place + 1 :], crowded[:, place : place + 1])
+        near = rows[place + 1 :][distance <= MAX_DISTANCE]
         found.append(_codes(near, row, num_hashes))
         num_pairs += len(near)
     codes = _distinct(found)
@@ -319,11 +321,6 @@ def _distances(words: np.ndarray, others: np.ndarray) -> np.ndarray:
     for word, other in zip(words, others, strict=True):
         distance += np.bitwise_count(word ^ other)
     return distance
-
-
-def _are_near(words: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Returns the places where hashes are within `MAX_DISTANCE`, see `_distances`."""
-    return np.flatnonzero(_distances(words, others) <= MAX_DISTANCE)
 
 
 def _codes(rows: np.ndarray, others: np.ndarray, num_hashes: int) -> np.ndarray:

@@ -77,11 +77,6 @@ class Groups:
         """One of `SOURCES` if all groups are known from it, else `group`."""
         return next(iter(self.sources)) if len(self.sources) == 1 else "group"
 
-    @property
-    def units(self) -> str:
-        """The plural of `unit`."""
-        return plural_unit(self.unit)
-
     def take(self, rows: np.ndarray) -> Groups:
         """Returns the groups of some images, int64 [num_chosen], in that order."""
         return dataclasses.replace(self, names=self.names.take(pa.array(rows, pa.int64())))

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from tfrecord_io.format import examples
 from tfrecord_io.format.examples import IDENTITY, SITE
-from tfrecord_io.format.groups import Groups
+from tfrecord_io.format.groups import Groups, plural_unit
 from tfrecord_io.format.hashing import draw
 from tfrecord_io.format.manifest import STATISTICS_SPLIT, Manifest, ManifestError
 from tfrecord_io.format.statistics import PixelStatistics
@@ -195,7 +195,7 @@ def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
     if in_fold.all() or not in_fold.any():
         raise UserError(
             f"fold {folds.fold} of {folds.folds} has {in_fold.sum()} of the {len(in_fold)} "
-            f"images: there are too few {groups.units}; use fewer --folds"
+            f"images: there are too few {plural_unit(groups.unit)}; use fewer --folds"
         )
     # Augmented copies are for training only.
     is_held_out = in_fold & ~dataset.is_copy(everyone)

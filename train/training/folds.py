@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfrecord_io.format.groups import plural_unit
 from train.data.dataset import divided
 from train.data.seen import expose, read_seen
 from train.machine import console
@@ -54,7 +55,7 @@ def cross_validate(
                 "and the held-out part. Build the dataset with --patient_regex"
             )
         splits = f"{len(sessions)} folds of {everyone.name}"
-        print(f"cross-validation of {splits}, divided by {groups.units}")
+        print(f"cross-validation of {splits}, divided by {plural_unit(groups.unit)}")
         for fold, (session, run) in enumerate(zip(sessions, runs, strict=True)):
             print(f"\nrun {fold + 1} of {len(runs)}: fold {fold}", flush=True)
             with claim(run, session.config, data.manifest, devices):
