@@ -216,7 +216,9 @@ def _comparer(
     columns = [name for name in ("shard", "row", "shape") if name in examples.column_names]
     places = examples.select(columns)
     height, width, _ = images.layout.image_shape
-    fit = Preprocessing.from_dict(dataset.preprocessing) if dataset.is_padded else None
+    # A stretched picture has no padding.
+    facts = dataset.preprocessing
+    fit = Preprocessing.from_dict(facts) if facts.get("fit") == "pad" else None
 
     @functools.lru_cache(maxsize=512)
     def picture(row: int) -> Image.Image:

@@ -159,11 +159,6 @@ class Manifest:
         """Number of classes, which is the length of a label."""
         return len(self.label_names)
 
-    @property
-    def is_padded(self) -> bool:
-        """Whether pictures have black padding around them, which keeps all but extreme shapes."""
-        return self.preprocessing.get("fit") == "pad"
-
     @functools.cached_property
     def layout(self) -> schema.RecordLayout:
         """The layout of every record of the dataset."""
@@ -362,26 +357,23 @@ class Manifest:
         try:
             content = folder.read(FILE_NAME)
         except FileNotFoundError:
-            raise ManifestError(f"{path} is missing: {_why_missing(folder)}") from None
+            exists = folder.remote or Path(folder).is_dir()
+            names = [] if folder.remote or not exists else [p.name for p in Path(folder).iterdir()]
+            if not exists:
+                why = "the folder does not exist"
+            elif "export" in names:
+                why = "this is a run, not a dataset; give the folder of a finished dataset"
+            elif names and not any(n == BUILD_DIR or n.endswith(".tfrecord") for n in names):
+                build = f"{command('build')} --input {shlex.quote(str(folder))} --output OUT"
+                why = f"this is a folder of images, not of a dataset; build it first: {build}"
+            else:
+                why = "the build did not finish; run the same build command again to resume it"
+                if replace.is_under_way(folder):
+                    why += " (a build with --overwrite was replacing it: with --overwrite)"
+            raise ManifestError(f"{path} is missing: {why}") from None
         except OSError as error:
             raise ManifestError(f"cannot read {path}: {error}") from error
         return cls.from_json(content, file_name=path)
-
-
-def _why_missing(folder: Folder) -> str:
-    if not folder.remote and not Path(folder).is_dir():
-        return "the folder does not exist"
-    names = () if folder.remote else [path.name for path in Path(folder).iterdir()]
-    if "export" in names:
-        return "this is a run, not a dataset; give the folder of a finished dataset"
-    if names and not any(name == BUILD_DIR or name.endswith(".tfrecord") for name in names):
-        return (
-            "this is a folder of images, not of a dataset; build it first: "
-            f"{command('build')} --input {shlex.quote(str(folder))} --output OUT"
-        )
-    is_replaced = replace.is_under_way(folder)
-    overwrite = " (a build with --overwrite was replacing it: with --overwrite)" * is_replaced
-    return f"the build did not finish; run the same build command again to resume it{overwrite}"
 
 
 def check_types(value: Any, expected: Any, place: str) -> None:

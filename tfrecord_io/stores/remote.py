@@ -44,7 +44,6 @@ RETRY_SECONDS = 120
 
 # A larger file is uploaded in parts of this size, and buffered on the disk instead of in memory.
 _PART_BYTES = 8 * 1024 * 1024
-_NUM_PARTS_AT_ONCE = 4
 
 _opened_by = 0
 
@@ -206,9 +205,7 @@ def create(url: str) -> Iterator[IO[bytes]]:
         spool.seek(0)
         store, path = _open(url)
         with _clear_errors(url):
-            obstore.put(
-                store, path, spool, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
-            )
+            obstore.put(store, path, spool, chunk_size=_PART_BYTES, max_concurrency=4)
 
 
 def replace(url: str, content: bytes, seen: Any) -> Any:
@@ -278,9 +275,7 @@ def delete(url: str) -> None:
 def _open(url: str) -> tuple[Any, str]:
     """Returns a URL's store, and the path within it."""
     if open_store.cache_info().currsize and _opened_by != os.getpid():
-        raise RuntimeError(
-            "a store that was opened before a fork hangs; open stores after the fork"
-        )
+        raise RuntimeError("open stores after the fork; one that was opened before it hangs")
     scheme, _, rest = url.partition("://")
     bucket, _, path = rest.partition("/")
     return open_store(f"{scheme}://{bucket}"), path

@@ -69,7 +69,7 @@ class Session:
         return Pixels(
             shape=manifest.image_shape,
             statistics=self.data.statistics(self.parts.train) if normalizes else None,
-            is_padded=manifest.is_padded,
+            is_padded=manifest.preprocessing.get("fit") == "pad",
         )
 
     @functools.cached_property
