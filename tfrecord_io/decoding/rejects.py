@@ -1,4 +1,4 @@
-"""`Reject`, the exception that leaves an image out, and what a file is that no library reads.
+"""`Reject`, for an image that no library reads, with its reason; and what such a file is.
 
 >>> is_of_content(OSError("image file is truncated")), is_of_content(OSError(5, "I/O error"))
 (True, False)

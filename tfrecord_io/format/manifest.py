@@ -358,7 +358,7 @@ class Manifest:
             content = folder.read(FILE_NAME)
         except FileNotFoundError:
             exists = folder.remote or Path(folder).is_dir()
-            names = [] if folder.remote or not exists else [p.name for p in Path(folder).iterdir()]
+            names = {p.name for p in Path(folder).glob("*")} if not folder.remote else ()
             if not exists:
                 why = "the folder does not exist"
             elif "export" in names:

@@ -1,4 +1,4 @@
-"""Results of a function in order, computed by threads before they are asked for.
+"""Results of a function in order, computed ahead by the threads of `concurrent.futures`.
 
 >>> list(map_ahead(abs, [-1, -2, -3], 2, num_threads=2))
 [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Files that appear when complete, private files, names that outlive a power cut, early reads."""
+"""Files by `os`: that appear when complete, or are private; names that outlive a power cut."""
 
 from __future__ import annotations
 

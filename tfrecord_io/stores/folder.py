@@ -1,4 +1,4 @@
-"""One folder, on a local disk or, by URL, on a store.
+"""One folder, on a disk by `pathlib` or, by URL, on a store by `remote` and obstore.
 
 A local file is written under a temporary name and then renamed. On a store a rename is a copy, but
 an object appears only when its upload is complete, so it has its final name at once.

@@ -1,4 +1,4 @@
-"""Replaces what a folder holds, so that the old or the new content is whole whatever happens.
+"""Replaces what a `Folder` holds, so that the old or the new content is whole whatever happens.
 
 One of the two waits in a hidden subfolder. If a list is there, the files in it are the content of
 the folder: those that wait go to their places, and all other files that the tool wrote are

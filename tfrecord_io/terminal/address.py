@@ -1,4 +1,4 @@
-"""Paths and URLs as a user gives them; credentials belong into the environment."""
+"""Paths, for `pathlib`, and URLs, for obstore; credentials belong into the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors whose messages are shown to the user without a traceback."""
+"""The errors whose messages are shown without a traceback; Python shows all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts: one Unicode form, names of untrusted files made safe, words for counts, the terminal."""
+"""Texts: safe names of untrusted files, words for counts; `unicodedata` and tqdm do the rest."""
 
 from __future__ import annotations
 
