@@ -105,8 +105,8 @@ def check_exact(examined: Examined) -> Iterator[Finding]:
                 is_one_file = len(files) == 1 and None not in files
                 facts = {
                     "images": len(group),
-                    "splits": ", ".join(sorted({row["split"] for row in rows[:4]})),
-                    "labels": ", ".join(sorted({row["label"] for row in rows[:4]})),
+                    "splits": ", ".join(sorted({row["split"] for row in rows})),
+                    "labels": ", ".join(sorted({row["label"] for row in rows})),
                     "same file": "yes" if is_one_file else "no, same pixels",
                     "first": rows[0]["path"],
                     "again": rows[1]["path"],

@@ -61,9 +61,12 @@ def test_a_later_start_gives_the_rest_of_the_same_batches_however_many_come_at_o
     start = min(start, len(order))
     every = [batch.tolist() for batch in order]
     every += [batch.tolist() for batch in order]  # the next epoch
-    parts = order.parts(start, most)
+    parts = list(order.parts(start, most))
     rest = [batch.tolist() for examples, _ in parts for batch in examples]
     assert rest == every[start : order.end_of_loop(start)]
+    assert all(examples.size <= max(most, 3) for examples, _ in parts)
+    (examples, _), *_ = order.parts()
+    assert examples[0].tolist() == every[0]
 
 
 @given(num_examples=st.integers(1, 60), loops=st.integers(1, 3), seed=seeds)
