@@ -74,7 +74,7 @@ def draw_bscan(label: str, patient: int, index: int, seed: int) -> NDArray[np.ui
 
     # What the class shows, over the columns of the scan: how much the pigment epithelium is raised
     # and how much fluid is above it, in pixels; and the swelling as a share of the thickness.
-    severity, centre = eye.uniform(0.6, 1), eye.uniform(-1.2, 1.2) + rng.uniform(-0.3, 0.3)
+    severity, centre = eye.uniform(0.4, 1), eye.uniform(-1.2, 1.2) + rng.uniform(-0.3, 0.3)
     raised, fluid, swelling = np.maximum(0, waves(0.25, 1.5)), 0 * x_mm, 0.02 * waves(1, 3)
     cysts = list[tuple[float, float, float]]()  # place in mm; half axes across and down in pixels
     if label == "DRUSEN":  # bumps of the pigment epithelium
