@@ -1,6 +1,9 @@
 """Shapes of pictures: which a dataset has, and which a network was not trained on.
 
 A shape is the width of a picture divided by its height, see `DecodedImage.shape`.
+
+>>> distinct([2.0, 1.0, 1.005, 1.0, 3.0968, 1.02])
+[1.0, 1.02, 2.0, 3.0968]
 """
 
 from __future__ import annotations

@@ -288,19 +288,12 @@ WHOLE = {
 
 
 @given(kind=st.sampled_from(sorted(WHOLE)), data=st.data())
-def test_a_file_cut_anywhere_is_rejected_or_shows_the_whole_picture(kind, data):
+def test_a_file_cut_or_damaged_anywhere_is_rejected_or_shows_a_picture(kind, data):
     whole = WHOLE[kind]
     cut = whole[: data.draw(st.integers(0, len(whole) - 1), label="cut")]
-    try:
-        found = decode_image(cut, SAME_SIZE)
-    except Reject:
-        return
-    assert found.pixels == decode_image(whole, SAME_SIZE).pixels
-
-
-@given(kind=st.sampled_from(sorted(WHOLE)), data=st.data())
-def test_damage_anywhere_raises_nothing_but_a_reject(kind, data):
-    damaged = bytearray(WHOLE[kind])
+    with contextlib.suppress(Reject):
+        assert decode_image(cut, SAME_SIZE).pixels == decode_image(whole, SAME_SIZE).pixels
+    damaged = bytearray(whole)
     changes = st.tuples(st.integers(0, len(damaged) - 1), st.integers(0, 255))
     for place, value in data.draw(st.lists(changes, min_size=1, max_size=8)):
         damaged[place] = value

@@ -51,18 +51,13 @@ def test_what_is_known_of_images_joins_them(columns, near_duplicates, expected):
     assert groups_of(near_duplicates, **columns, path=paths) == expected
 
 
-def test_frames_of_a_file_are_a_group_and_so_are_its_augmented_copies():
-    paths = ["a.tif", "a.tif#frame-2", "b.png", "b.png", "b.png", "c.png"]
+def test_files_and_equal_files_are_groups_with_one_name_in_every_dataset():
+    paths = ["a.tif", "a.tif#frame-2", "b.png", "b.png", "b.png", "c.png"]  # with two variants
     groups = group_images(pa.table({"path": paths}))
     assert groups.names.to_pylist() == ["file:a.tif"] * 2 + ["image:b.png"] * 3 + ["image:c.png"]
-    assert groups.sources == {"file": 2, "image": 4}
-    assert groups.unit == "group"
-
-
-def test_copies_of_a_file_are_a_group_that_has_the_same_name_in_every_dataset():
-    hashes = ["aa", "bb", "aa", None]
-    images = pa.table({"path": ["1.png", "2.tif", "3.png", "2.tif#frame-2"], "file_xxh3": hashes})
-    names = group_images(images).names.to_pylist()
+    assert (groups.sources, groups.unit) == ({"file": 2, "image": 4}, "group")
+    paths, hashes = ["1.png", "2.tif", "3.png", "2.tif#frame-2"], ["aa", "bb", "aa", None]
+    names = group_images(pa.table({"path": paths, "file_xxh3": hashes})).names.to_pylist()
     assert names == ["image:aa", "file:bb", "image:aa", "file:bb"]
 
 
