@@ -185,18 +185,12 @@ def test_several_runs_of_the_same_classes_and_the_folds_of_one_answer_by_their_m
         ("a.jpeg", {"patient_regex": "(x)"}, "add --by patient"),
         ("a.jpeg", {"model": "data"}, "--run data: expected"),
         ("nowhere", {}, "--input"),
-        ("pipe", {}, "--input"),
         ("data", {}, "evaluate.py --run"),
         ("a.jpeg", {"occlusion": "export/model.keras"}, "cannot be a folder: File exists"),
     ],
 )
-def test_wrong_usage_ends_with_code_2(
-    run_folder, files, name, flags, message, tmp_path, capsys, monkeypatch
-):
+def test_wrong_usage_ends_with_code_2(run_folder, files, name, flags, message, capsys, monkeypatch):
     monkeypatch.chdir(run_folder)
-    if name == "pipe":
-        files = tmp_path
-        os.mkfifo(files / name)
     files = run_folder if name == "data" else files
     assert message in answer(capsys, run_folder, files / name, code=2, **flags).err
 

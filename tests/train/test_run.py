@@ -60,6 +60,7 @@ def saving_each_step(data, workdir):
         (["--workdir=x", "--data=x", "--epochs=0"], "error: --epochs must be at least 1; received"),
         (["--workdir=x", "--config=nowhere.json"], "error: nowhere.json does not exist"),
         (["--workdir=x", "--data=x", "--cache_dir=y"], "error: --cache_dir: only what a URL gives"),
+        (["--workdir=x", "--data=x"], "error: KERAS_BACKEND=torch is not installed, or not supp"),
         (["--workdir=x", "--init=no"], "error: no does not exist; give a run, or its config.json"),
     ],
 )
@@ -67,6 +68,8 @@ def test_a_users_mistake_ends_with_code_2_and_one_line(
     arguments, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
+    if "KERAS_BACKEND" in message:
+        monkeypatch.setenv("KERAS_BACKEND", "torch")
     with pytest.raises(SystemExit) as raised:
         raise SystemExit(run.main(arguments))
     assert raised.value.code == 2
@@ -74,12 +77,6 @@ def test_a_users_mistake_ends_with_code_2_and_one_line(
     assert message in told
     assert told.count("\n") == 1
     assert not (tmp_path / "x").exists()
-
-
-def test_a_backend_that_cannot_train_ends_with_code_2(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
-    assert run.main([f"--workdir={tmp_path}", f"--data={tmp_path}"]) == 2
-    assert "KERAS_BACKEND=torch is not installed, or not supported" in capsys.readouterr().err
 
 
 def test_a_wrong_path_is_printed_before_anything_heavy_is_imported():
@@ -160,7 +157,12 @@ def test_killed_five_times_in_a_bucket_without_its_disk_it_ends_as_an_undisturbe
             process.wait()
         assert process.returncode == -signal.SIGKILL
         shutil.rmtree(disk)
-    assert run_command(words, environment(), timeout=600).returncode == 0
+    with s3.failing("403 Forbidden", after=12):
+        assert run_command(words, environment(), timeout=600).returncode == 1
+    ends = "going on after step", f"report.html are in {url}", f"run in {url} is complete; nothing"
+    for phrases in (ends[:2], ends[2:]):
+        done = run_command(words, environment(), timeout=600)
+        assert (done.returncode, all(phrase in done.stdout for phrase in phrases)) == (0, True)
     with working_folder(url) as workdir:
         check_same(workdir.path, finished)
         assert metrics_of(workdir.path) == metrics_of(finished)

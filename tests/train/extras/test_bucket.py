@@ -15,7 +15,6 @@ from tfrecord_io.terminal.errors import StoreError, UserError
 from train import evaluate
 from train.extras import compare
 from train.extras.bucket import open_run, working_folder
-from train.training import training_loop
 from train.training.config import TrainConfig
 
 
@@ -53,24 +52,6 @@ def test_an_upload_that_ends_anywhere_leaves_a_state_that_is_whole(s3, url, tmp_
         assert len(new := {name for name, content in files if content == b"new"}) == number
         assert "metrics.json" not in new
         assert ("checkpoint.npz" in new) == (number == len(names) - 1)
-
-
-@pytest.mark.slow
-def test_a_run_in_a_bucket_goes_on_from_there_and_ends_as_a_local_one(
-    s3, url, class_data, class_run, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(training_loop, "CHECKPOINT_SECONDS", 0)
-    with s3.failing("403 Forbidden", after=12):
-        assert marked.train(class_data, url, **marked.CLASS_RUN) == 1
-    capsys.readouterr()
-    assert marked.train(class_data, url, **marked.CLASS_RUN) == 0
-    said = capsys.readouterr().out
-    assert "going on after step" in said
-    assert f"The model, its metrics and report.html are in {url}" in said
-    assert marked.train(class_data, url, **marked.CLASS_RUN) == 0
-    assert capsys.readouterr().out.endswith(f"the run in {url} is complete; nothing to do\n")
-    assert marked.metrics_of(open_run(url)) == marked.metrics_of(class_run)
-    marked.check_equal(*(marked.arrays_of(run / "best.npz") for run in (open_run(url), class_run)))
 
 
 def test_of_two_trainers_the_one_that_saves_second_is_refused(url):

@@ -124,12 +124,11 @@ def test_overwrite_that_is_refused_leaves_the_run_as_it_was(
     class_run, class_data, tmp_path, capsys
 ):
     folder = shutil.copytree(class_run, tmp_path / "run")
-    (tmp_path / "broken.weights.h5").write_bytes(b"cut off")
-    before, lite = files_of(folder), {"model": "efficientnet_lite0"}
+    (broken := tmp_path / "broken.weights.h5").write_bytes(b"cut off")
+    before = files_of(folder)
     for told, how in {
         f"--init {folder} is in --workdir {folder}": {"init": folder},
-        "no.weights.h5": {"weights": tmp_path / "no.weights.h5"} | lite,
-        "broken.weights.h5": {"weights": tmp_path / "broken.weights.h5"} | lite,
+        "broken.weights.h5": {"weights": broken, "model": "efficientnet_lite0"},
         "do not fit: the network": {"init": class_run, "model": "small_resnet"},
         "gives the first weights; leave out": {"init": class_run, "weights": "none"},
         "config.json does not exist": {"init": tmp_path},
