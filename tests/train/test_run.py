@@ -159,7 +159,7 @@ def test_killed_five_times_in_a_bucket_without_its_disk_it_ends_as_an_undisturbe
         shutil.rmtree(disk)
     with s3.failing("403 Forbidden", after=12):
         assert run_command(words, environment(), timeout=600).returncode == 1
-    ends = "going on after step", f"report.html are in {url}", f"run in {url} is complete; nothing"
+    ends = "going on ", f"report.html are in {url}", f"run in {url} is complete; nothing"
     for phrases in (ends[:2], ends[2:]):
         done = run_command(words, environment(), timeout=600)
         assert (done.returncode, all(phrase in done.stdout for phrase in phrases)) == (0, True)

@@ -17,14 +17,12 @@ from marked_images import (
     write_marked_dataset,
 )
 from pages import Page
-from sklearn import metrics as sk_metrics
 
 from tfrecord_io.format.kinds import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
 from train.extras.occlusion import explain
 from train.kinds import task_of
 from train.kinds.classes import CLASSES
-from train.kinds.measures import expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.task import OneAnswer
 from train.results.bootstrap import examples_behind
@@ -109,28 +107,6 @@ def test_the_temperature_of_several_labels_is_that_of_their_logits():
 
 
 # ---- the measures
-
-
-def test_the_measures_of_labels_are_those_of_scikit_learn():
-    probabilities, truths = some_predictions()
-    found = scores_of(probabilities, truths, NAMES, task=MULTI_LABEL)
-    called = probabilities >= 0.5
-    for measure, expected, answers in (
-        ("auc", sk_metrics.roc_auc_score, probabilities),
-        ("average_precision", sk_metrics.average_precision_score, probabilities),
-        ("sensitivity", sk_metrics.recall_score, called),
-        ("precision", sk_metrics.precision_score, called),
-        ("f1", sk_metrics.f1_score, called),
-    ):
-        of_labels = [found[f"{measure}/{name}"] for name in NAMES]
-        assert of_labels == pytest.approx(expected(truths, answers, average=None)), measure
-        if answers is probabilities:
-            assert found[f"macro_{measure}"] == pytest.approx(np.mean(of_labels))
-    assert found["accuracy"] == pytest.approx((called == truths).mean())
-    assert found["brier"] == pytest.approx(np.square(probabilities - truths).mean())
-    sure = np.maximum(probabilities, 1 - probabilities)
-    error = expected_calibration_error(sure, called == truths, np.ones(60))
-    assert found["ece"] == pytest.approx(error)
 
 
 def test_predictions_are_written_a_row_an_example_without_formulas_and_read_in_full_precision(

@@ -7,38 +7,67 @@ from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
 
 from train.kinds import TASKS, measures
-from train.kinds.classes import CLASSES, GRADES
+from train.kinds.classes import CLASSES
 from train.kinds.measures import predictive_values
 from train.results.bootstrap import examples_behind, with_intervals
 
 
-def test_the_measures_of_classes_are_those_of_scikit_learn_and_of_the_urgent_ones_by_hand():
+def random_answers(task, generator, num_examples, num_labels=3):
+    """Returns (probabilities, truths)."""
+    size = (num_examples, num_labels)
+    if task.kind.one_hot:
+        labels = generator.integers(num_labels, size=num_examples)
+        return generator.dirichlet(np.ones(num_labels), num_examples), truths_of(labels, num_labels)
+    return generator.random(size), generator.random(size) < 0.5
+
+
+@pytest.mark.parametrize("num_labels", [2, 5])
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind.name)
+def test_the_measures_are_those_of_scikit_learn(task, num_labels):
+    generator, names = np.random.default_rng(0), "abcde"[:num_labels]
+    probabilities, truths = random_answers(task, generator, 60, num_labels)
+    weights = generator.integers(1, 4, size=60).astype(float)
+    found = scores_of(probabilities, truths, names, weights, task)
+    called = task.chosen(probabilities)
+    for measure, expected, answers in (
+        ("auc", sk_metrics.roc_auc_score, probabilities),
+        ("average_precision", sk_metrics.average_precision_score, probabilities),
+        ("sensitivity", sk_metrics.recall_score, called),
+        ("precision", sk_metrics.precision_score, called),
+        ("f1", sk_metrics.f1_score, called),
+    ):
+        values = expected(truths, answers, average=None, sample_weight=weights)
+        assert [found[f"{measure}/{name}"] for name in names] == pytest.approx(values), measure
+        assert found.get(f"macro_{measure}", values.mean()) == pytest.approx(values.mean())
+    sure, is_right = np.maximum(probabilities, 1 - probabilities), called == truths
+    brier = np.average(np.square(probabilities - truths).mean(-1), weights=weights)
+    if task.kind.one_hot:
+        labels, answers = truths.argmax(-1), probabilities.argmax(-1)
+        sure, is_right = probabilities.max(-1, keepdims=True), (labels == answers)[:, None]
+        likely = probabilities if num_labels > 2 else probabilities[:, 1]
+        brier = sk_metrics.brier_score_loss(labels, likely, sample_weight=weights)
+        balanced = sk_metrics.balanced_accuracy_score(labels, answers, sample_weight=weights)
+        assert found["balanced_accuracy"] == pytest.approx(balanced)
+        how = {"weights": "quadratic", "sample_weight": weights}
+        kappa = sk_metrics.cohen_kappa_score(labels, answers, **how)
+        assert found.get("quadratic_kappa", kappa) == pytest.approx(kappa)
+    assert found["accuracy"] == pytest.approx(np.average(is_right.mean(-1), weights=weights))
+    assert found["ece"] == measures.expected_calibration_error(sure, is_right, weights)
+    assert found["brier"] == pytest.approx(brier)
+
+
+def test_urgent_classes_are_measured_as_one_and_a_class_without_images_is_left_out():
     # Truth: CNV CNV DME NORMAL NORMAL DRUSEN; one CNV is called NORMAL, one NORMAL DRUSEN.
-    labels, predicted = np.array([0, 0, 1, 3, 3, 2]), np.array([0, 3, 1, 3, 2, 2])
-    scores = scores_of(certain(predicted), labels)
-    assert scores["accuracy"] == pytest.approx(4 / 6)
-    of = sk_metrics.precision_recall_fscore_support(labels, predicted)
-    for measure, values in zip(("precision", "sensitivity", "f1"), of[:3], strict=True):
-        found = [scores[f"{measure}/{name}"] for name in OCT_NAMES]
-        assert found == pytest.approx(values)
+    scores = scores_of(certain([0, 3, 1, 3, 2, 2]), [0, 0, 1, 3, 3, 2])
     assert (scores["specificity/CNV"], scores["specificity/NORMAL"]) == (1, pytest.approx(3 / 4))
-    assert scores["balanced_accuracy"] == pytest.approx((0.5 + 1 + 1 + 0.5) / 4)
     # Two of three urgent ones are called so, and no other.
     urgent = {"sensitivity": 2 / 3, "specificity": 1, "precision": 1, "f1": 2 / 2.5}
     assert {name: scores[f"urgent/{name}"] for name in urgent} == pytest.approx(urgent)
-    without_normal = scores_of(certain([0, 0, 1, 0]), np.array([0, 0, 1, 1]))
+    without_normal = scores_of(certain([0, 0, 1, 0]), [0, 0, 1, 1])
     assert without_normal["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
     # The urgent view is for OCT classes alone.
     scores = scores_of(certain([0, 1], 2), [0, 1], ("cat", "urgent"))
     assert not any(name.startswith("urgent/") for name in scores)
-
-
-def random_answers(task, generator, num_examples):
-    """Returns (probabilities, truths) of a task with three labels."""
-    if task.kind.one_hot:
-        labels = generator.integers(3, size=num_examples)
-        return generator.dirichlet(np.ones(3), num_examples), truths_of(labels, 3)
-    return generator.random((num_examples, 3)), generator.random((num_examples, 3)) < 0.5
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind.name)
@@ -135,20 +164,6 @@ def test_a_measure_rests_on_the_groups_of_its_smaller_side(names, labels, groups
     truths = truths_of(labels, len(names))
     found = examples_behind(CLASSES.views(names), truths, np.array(groups))
     assert {name: np.count_nonzero(found[name]) for name in expected} == expected
-
-
-@pytest.mark.parametrize(("names", "right"), [("ab", 1), ("abcde", slice(None))])
-def test_the_brier_score_and_the_kappa_of_grades_are_those_of_scikit_learn(names, right):
-    generator = np.random.default_rng(0)
-    probabilities = generator.dirichlet(np.ones(len(names)), size=60)
-    labels, weights = generator.integers(len(names), size=60), generator.integers(3, size=60)
-    found = scores_of(probabilities, labels, names, weights * 1.0, GRADES)
-    brier = sk_metrics.brier_score_loss(labels, probabilities[:, right], sample_weight=weights)
-    kappa = sk_metrics.cohen_kappa_score(
-        labels, probabilities.argmax(-1), weights="quadratic", sample_weight=weights
-    )
-    expected = {"brier": brier, "quadratic_kappa": kappa}
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
 def test_predictive_values_are_those_of_a_population_with_that_share_of_positives():
