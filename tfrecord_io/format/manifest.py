@@ -235,7 +235,10 @@ class Manifest:
 
     def to_json(self) -> str:
         """Returns the manifest as JSON text; equal manifests give equal bytes."""
-        sums = self.statistics and {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
+        sums = self.statistics and {
+            "split": STATISTICS_SPLIT,
+            **dataclasses.asdict(self.statistics),
+        }
         content = {
             "format_version": self.label_kind.format_version,
             "name": self.name,

@@ -46,7 +46,6 @@ _IMAGE_ALIGNMENT = 64
 # Small images get smaller blocks, so that padding stays a small share.
 _BLOCK_LENGTH, _BLOCKS_PER_IMAGE = 512, 32
 
-
 #: Length in bytes of a key: 128 bits in hexadecimal digits.
 KEY_LENGTH = 32
 

@@ -16,7 +16,6 @@ from tfrecord_io.format.examples import HASH_LENGTH
 # Rows and columns of the thumbnail from which the hash is computed.
 _SIDE = 32
 
-
 # With so few pictures a linear algebra library starts no threads, which would disturb the other
 # workers of the machine.
 _HASHED_AT_ONCE = 16

@@ -78,12 +78,8 @@ class PixelStatistics:
             sums_of_squares=tuple(of_squares),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values, as the manifest and the sidecars keep them."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PixelStatistics:
-        """Makes statistics from the values that `to_dict` returned; ignores other keys."""
+        """Makes statistics from the values of `dataclasses.asdict`; ignores other keys."""
         sums = {name: tuple(values[name]) for name in ("sums", "sums_of_squares")}
         return cls(num_pixels=values["num_pixels"], **sums)
