@@ -113,14 +113,13 @@ def test_the_page_tells_the_result_first_and_then_how_it_came_about(full, text):
     metrics, seen = full["metrics"], words(text)
     accuracy = metrics["scores"]["accuracy"]
     low, value, high = (f"{100 * accuracy[key]:.1f}" for key in ("low", "value", "high"))
-    before, after = (100 * metrics["calibration"][f"ece_{when}"] for when in ("before", "after"))
     for phrase in (
         "On the 80 images of 40 patients of split test, the network named the right class for "
         f"{value} % ({round(80 * accuracy['value'])} of 80; 95 % interval: {low} to {high} %).",
         "would be right for 25.0 %.",
         "Of the urgent images (CNV and DME), it called",
         "divided by a temperature of 1.70, fitted on 40 images of val",
-        f"was {before:.1f} % before and is {after:.1f} % now",
+        f"and is {100 * metrics['calibration']['ece_after']:.1f} % now",
         f"{metrics['thresholds'][0]['threshold']:.3g}",
         "10 positives (few)",
         full["manifest"].fingerprint,

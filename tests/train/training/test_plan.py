@@ -23,13 +23,13 @@ def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
     ("fields", "num_examples", "num_replicas", "expected"),
     [
         # 3,400 x sqrt(1,000) / 4 images are shown; the warm-up takes 5 % of them.
-        ({"model": "vgg16"}, 1000, 2, {"epochs": 27, "warmup_steps": 22, "global_batch_size": 64}),
-        ({"model": "vgg16"}, 1000, 2, {"ema_decay": round(1 - 25 / 422, 6)}),
+        ({"model": "vgg16"}, 1000, 2, {"epochs": 27, "warmup_steps": 22, "global_batch_size": 64,
+          "ema_decay": round(1 - 25 / 422, 6), "fine_tune_learning_rate": 1e-4, "mixup": 0.3,
+          "head_epochs": 1, "trainable_layers": 4}),
         ({}, 537, 1, {"epochs": 147}),
         ({}, 10_000_000, 1, {"epochs": 3}),
         ({}, 5, 1, {"epochs": 300}),
         ({"model": "resnet50"}, 537, 1, {"epochs": 37, "mixup": 0.0}),
-        ({"model": "vgg16"}, 537, 1, {"fine_tune_learning_rate": 1e-4, "mixup": 0.3}),
         ({"model": "resnet50", "weights": "none"}, 537, 1, {"epochs": 147}),
         ({"image_shape": (96, 100, 1)}, 9, 1, {"model": "efficientnet_lite0"}),
         ({"image_shape": (95, 224, 1)}, 9, 1, {"model": "small_resnet"}),
@@ -39,23 +39,15 @@ def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
         ({}, 5, 1, {"replica_batch_size": 5, "global_batch_size": 5}),
         ({}, 5, 2, {"replica_batch_size": 2, "global_batch_size": 4}),
         ({}, 10_000, 4, {"replica_batch_size": 64, "global_batch_size": 256}),
-        ({"model": "vgg16"}, 1000, 1, {"head_epochs": 1, "trainable_layers": 4}),
         ({"model": "vgg16", "weights": "none"}, 1000, 1, {"head_epochs": 0}),
         # The decay of the average is never negative.
         ({"epochs": 1}, 5, 1, {"ema_decay": 0}),
-        (
-            {"scale_learning_rate": True, "epochs": 20, "learning_rate": 0.1, "model": "resnet50"},
-            640,
-            2,
-            {
-                "learning_rate": 0.2,
-                "fine_tune_learning_rate": 6e-4,
-                "warmup_steps": 50,  # five epochs of 640 / 64 steps
-                "scale_learning_rate": False,
-            },
-        ),
+        # The warm-up takes five epochs of 640 / 64 steps.
+        ({"scale_learning_rate": True, "epochs": 20, "learning_rate": 0.1, "model": "resnet50"},
+         640, 2, {"learning_rate": 0.2, "fine_tune_learning_rate": 6e-4, "warmup_steps": 50,
+                  "scale_learning_rate": False}),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_given_follows_from_data_devices_and_network(
     fields, num_examples, num_replicas, expected
 ):
