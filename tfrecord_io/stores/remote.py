@@ -91,7 +91,8 @@ class RangeFile(io.RawIOBase):
 class StoredFile:
     """A file as its store or disk describes it, with its size in bytes.
 
-    `mark` is the ETag of its version; empty for a local file, whose `url` is its path.
+    `mark` is the ETag of its version; of a local file, whose `url` is its path, it is empty or the
+    time of its last change.
     """
 
     url: str
