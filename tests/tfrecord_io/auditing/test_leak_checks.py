@@ -11,10 +11,14 @@ from tfrecord_io.auditing.twins import NearPair, Twins
 
 
 def examined(rows, *, pairs=(), column="patient", most_listed=20, **found):
-    """Examines images, each `split label patient picture`, where a dot is an unknown patient."""
+    """Examines images, each `split label patient picture`.
+
+    A dot is an unknown patient; copies of a capital letter are one file.
+    """
     splits, labels, names, pictures = zip(*(row.split() for row in rows), strict=True)
     places = [str(place) for place in range(len(rows))]
-    columns = {"split": splits, "label": labels, "path": places, "file_xxh3": places,
+    files = [one if one.isupper() else place for one, place in zip(pictures, places, strict=True)]
+    columns = {"split": splits, "label": labels, "path": places, "file_xxh3": files,
                "shard": places, "patient": [None] * len(rows)}  # fmt: skip
     columns[column] = [None if name == "." else name for name in names]
     present = [split for split in ("train", "val", "test") if split in splits]
@@ -29,7 +33,7 @@ def examined(rows, *, pairs=(), column="patient", most_listed=20, **found):
 
 
 SEVERAL = ["train CNV 1 a", "train CNV 1 a", "train CNV 1 a", "train CNV 3 a", "train CNV 1 a",
-           "test DME 2 a", "train CNV 3 b", "train DME 3 b", "val CNV 5 c"]  # fmt: skip
+           "test DME 2 a", "train CNV 3 B", "train DME 3 B", "val CNV 5 c"]  # fmt: skip
 TWO = ["train CNV 1 a", "test CNV 2 b"]
 #: The check, the images, other facts, `code severity count` of the findings, and the measures.
 CASES = [
@@ -75,20 +79,17 @@ def listed_by(check, rows, **facts):
 
 
 def test_the_worst_cases_are_listed_with_all_splits_and_labels():
-    more = [*SEVERAL, "val CNV 3 d", "test CNV 3 e", "test CNV 1 f", "val CNV 1 g", "val CNV 1 h"]
+    more = ["val CNV 3 d", "test CNV 3 e", *SEVERAL, "test CNV 1 f", "val CNV 1 g", "val CNV 1 h"]
     leaks = [["1", 4, 2, 1], ["3", 3, 1, 1]]
     assert listed_by(leak_checks.check_patients, more) == [leaks]
     assert listed_by(leak_checks.check_patients, more, most_listed=1) == [leaks[:1]]
-    again = ["no, same pixels", "0", "1"]
-    first, second = (
-        [6, "test, train", "CNV, DME", *again],
-        [2, "train", "CNV, DME", again[0], "6", "7"],
+    *_, leak = leak_checks.check_patients(
+        examined(["train CNV s a", "test CNV s b"], column="study")
     )
-    assert listed_by(leak_checks.check_exact, SEVERAL) == [
-        [first],
-        [first, second],
-        [first, second],
-    ]
+    assert leak.title.startswith("1 study ")
+    across, within = listed_by(leak_checks.check_exact, SEVERAL)[::2]
+    assert across == [[6, "test, train", "CNV, DME", "no, same pixels", "0", "1"]]
+    assert within == [[2, "train", "CNV, DME", "yes", "6", "7"], *across]
     (((one, other, similarity),),) = listed_by(leak_checks.check_near, TWO, pairs=[(0, 1)])
     assert (one["path"], other["path"], similarity) == ("0", "1", 0.9877)
 

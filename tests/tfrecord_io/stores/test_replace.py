@@ -1,19 +1,20 @@
 import itertools
+import random
 import re
 from pathlib import Path
 
 import pytest
 from builds import files_of
 from image_files import write_tree
-from power_cut import killed_anywhere
+from power_cut import Disk, killed_anywhere
 from s3_server import BUCKET
 
 from tfrecord_io.stores import replace
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.errors import StoreError
 
-OWN = re.compile(r"(sub/)?[a-z]+\.json")
-OLD = {"manifest.json": b"old", "metrics.json": b"old", "sub/deep.json": b"old"}
+OWN = re.compile(r"([a-z]+/)*[a-z]+\.json")
+OLD = {"manifest.json": b"old", "metrics.json": b"old", "gone/deep/er.json": b"old"}
 NEW = {"manifest.json": b"new", "sub/more.json": b"new"}
 MINE = {"notes.txt": b"mine", "sub/notes.txt": b"mine"}
 
@@ -73,3 +74,13 @@ def test_on_a_store_a_failure_anywhere_leaves_the_old_or_the_new(s3, step):
     assert s3.read("run/") == NEW | MINE
     assert {True, False} == {found == OLD | MINE for found in left}
     assert all(found in (OLD | MINE, NEW | MINE) for found in left)
+
+
+def test_after_a_replacement_no_power_cut_takes_anything(tmp_path):
+    run = write_tree(tmp_path / "run", OLD | MINE)
+    disk = Disk(run, random.Random(0))
+    with disk.watched(lambda: None):
+        by_waiting(Folder(run))
+    assert disk.sure() == NEW | MINE
+    assert not (run / "gone").exists()
+    disk.close()
