@@ -120,7 +120,9 @@ class Folder(os.PathLike[str]):
         if self.remote:
             files = remote.list_files(top, recursive=recursive)
             return sorted(file.url[len(top.rstrip("/")) + 1 :] for file in files)
-        paths = Path(top).rglob("*") if recursive else Path(top).glob("*")
+        if not Path(top).is_dir():
+            return []
+        paths = Path(top).rglob("*") if recursive else Path(top).iterdir()
         files = (path for path in paths if path.is_symlink() or path.is_file())
         return sorted(path.relative_to(top).as_posix() for path in files)
 
