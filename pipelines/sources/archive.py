@@ -73,10 +73,10 @@ class ArchiveSource(Source):
                         f"{info.filename!r} is compressed by method {info.compress_type}, not by 8"
                     )
         except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
-            kind = what_is(self.facts["name"])
+            kind = None if url.lower().endswith(".zip") else what_is(url)
             raise errors.UserError(
                 f"{url} is not a complete zip that can be read: {error}"
-                f"{f' (by its name {kind})' if kind else ''}. Download or copy it again; "
+                f"{f'. By its name it is {kind}' if kind else ''}. Download or copy it again; "
                 "unpack it with the program that packed it, and give the folder as --input; or, if "
                 "it was split into parts, join them first: cat NAME.zip.* > NAME.zip for "
                 "NAME.zip.001, or zip -s 0 NAME.zip --out WHOLE.zip for NAME.z01"
