@@ -35,12 +35,9 @@ Result = TypeVar("Result")
 #: Number of reads that one process makes at the same time.
 NUM_CONNECTIONS = 10
 
-#: Seconds that a server may be silent.
-SILENT_SECONDS = 60
-
-#: A request is repeated until so many attempts have failed, or for so many seconds.
-NUM_ATTEMPTS = 8
-RETRY_SECONDS = 120
+#: Seconds that a server may be silent. A request is repeated until so many attempts have failed, or
+#: for so many seconds.
+SILENT_SECONDS, NUM_ATTEMPTS, RETRY_SECONDS = 60, 8, 120
 
 # A larger file is uploaded in parts of this size, and buffered on the disk instead of in memory.
 _PART_BYTES = 8 * 1024 * 1024
