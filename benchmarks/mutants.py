@@ -30,7 +30,8 @@ from cosmic_ray.mutating import mutate_code
 ROOT = Path(__file__).resolve().parents[1]
 #: The tests of each module, a second or two; those that fail soonest stand first.
 TESTS = {
-    "pipelines/planning/splits.py": "tests/pipelines/planning/test_splits.py",
+    "pipelines/planning/splits.py": "tests/pipelines/planning/test_splits.py "
+    "tests/pipelines/test_options.py",
     "tfrecord_io/reading/order.py": "tests/tfrecord_io/reading/test_order.py "
     "tests/tfrecord_io/reading/test_batches.py",
     "tfrecord_io/format/schema.py": "tests/tfrecord_io/format/test_schema.py",

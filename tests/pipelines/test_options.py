@@ -68,7 +68,8 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
     *([*LABELS, f"--label_columns={names}"] for names in ("a|b,c", "a,none", "a,path", "a,a")),
     [*LABELS, "--classes=b", "--label_columns=a"], ["--name=My Data"], ["--output=/"],
     ["--image_size=0x5"], ["--seed=-1"], ["--leaks=hide"], ["--fit=stretch", "--min_fill=0.2"],
-    ["--split_fractions=train=1"], ["--split_fractions=train"], ["--image_size=big"],
+    ["--split_fractions=train=1"], ["--split_fractions=train"], ["--split_seed=1"],
+    [*PATIENT, f"--split_seed={2**63}"], ["--image_size=big"],
     ["--image_size=1x2x3"], ["--image_size=-5"], ["--image_size=224x"], ["--seed=x"],
     ["--grades=0,,2"], ["--classes=A,"], ['--classes="A'], ["--window=40"], ["--channels=2"],
     *([*PATIENT, f"--split_fractions={shares}"]

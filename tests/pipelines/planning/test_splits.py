@@ -117,7 +117,12 @@ def test_without_patients_files_of_one_content_stay_together_and_a_note_says_so(
         apply(refs, read, splits="patient")
     result = apply(refs, read, splits="file")
     assert are_whole(splits_by(result.refs, "content"))
-    assert "--patient_regex" in result.notes[0]
+    assert result.notes[0].startswith("400 of 400 images have no patient")
+    assert "split by file, " in result.notes[0]
+    assert result.notes[1].startswith("split by file with seed 0")
+    mixed = apply([*rows, *population(9)], splits="patient").notes
+    assert "split by file, " in mixed[0]
+    assert mixed[1].startswith("split by group with seed 0")
 
 
 def test_without_patients_a_study_is_in_one_split():
@@ -134,6 +139,12 @@ def test_without_patients_a_study_is_in_one_split():
     assert result.dropped["detail"].to_pylist() == ["study s0 is in test too"] * 4
     with pytest.raises(errors.RefusedError, match="1 patient is in several splits"):
         apply(refs, leaks="fail")
+
+
+def test_dropping_alone_changes_what_is_built():
+    decided = {leaks: SplitOptions(leaks=leaks).identity() for leaks in ("keep", "drop", "fail")}
+    assert decided["keep"] == decided["fail"] == decided["drop"] | {"leaks": "keep"}
+    assert decided["drop"]["leaks"] == "drop"
 
 
 LEAKY = [

@@ -83,10 +83,10 @@ def test_the_worst_cases_are_listed_with_all_splits_and_labels():
     leaks = [["1", 4, 2, 1], ["3", 3, 1, 1]]
     assert listed_by(leak_checks.check_patients, more) == [leaks]
     assert listed_by(leak_checks.check_patients, more, most_listed=1) == [leaks[:1]]
-    *_, leak = leak_checks.check_patients(
-        examined(["train CNV s a", "test CNV s b"], column="study")
-    )
-    assert leak.title.startswith("1 study ")
+    for study, start in (("s", "1 study "), ("t", "No study ")):
+        images = examined(["train CNV s a", f"test CNV {study} b"], column="study")
+        *_, found = leak_checks.check_patients(images)
+        assert found.title.startswith(start)
     across, within = listed_by(leak_checks.check_exact, SEVERAL)[::2]
     assert across == [[6, "test, train", "CNV, DME", "no, same pixels", "0", "1"]]
     assert within == [[2, "train", "CNV, DME", "yes", "6", "7"], *across]
