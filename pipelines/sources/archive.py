@@ -38,6 +38,11 @@ _HEADER_SIGNATURE = b"PK\x03\x04"
 # More than these two take, as a rule, so that one read is enough.
 _NAME_BYTES = 512
 
+# The end record, with the number of members, and the longest comment behind it (4.3.16).
+_END = struct.Struct("<4s6xH10x")
+_END_SIGNATURE = b"PK\x05\x06"
+_COMMENT_BYTES = 0xFFFF
+
 
 @dataclasses.dataclass(frozen=True)
 class ArchiveSource(Source):
@@ -63,6 +68,12 @@ class ArchiveSource(Source):
                 zipfile.ZipFile(file, metadata_encoding="utf-8") as archive,
             ):
                 infos = archive.infolist()
+                file.seek(max(0, self.file.size - _END.size - _COMMENT_BYTES))
+                end = file.read()
+            _, num_promised = _END.unpack_from(end, end.rfind(_END_SIGNATURE))
+            # 65535 stands for a larger number, or some writers let it wrap around.
+            if num_promised not in (0xFFFF, len(infos) % (1 << 16)):
+                raise zipfile.BadZipFile(f"it has {len(infos):,} of {num_promised:,} members")
             if min((info.header_offset for info in infos), default=0):
                 raise zipfile.BadZipFile("it begins with other data, as where archives were joined")
             for info in infos:

@@ -109,7 +109,7 @@ def patched(path, offset, form, value):
 
 # Offsets in a central entry, from APPNOTE.TXT 4.3.12.
 FLAGS, METHOD, CRC, STORED_SIZE, SIZE = 8, 10, 16, 20, 24
-MODE, OFFSET = 38, 42
+COMMENT_LENGTH, MODE, OFFSET = 32, 38, 42
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,15 @@ def test_a_hostile_entry_of_a_zip_is_a_reject_and_the_others_are_read(
     assert read_input(path) == {**TREE, FIRST: reason}
 
 
+def with_long_comment(path):
+    """Gives an entry of a zip a comment that covers all entries behind it."""
+    data, name = bytearray(path.read_bytes()), list(TREE)[5]
+    place = central_entry(data, name)
+    rest = len(data) - 22 - place - 46 - len(name)
+    struct.pack_into("<H", data, place + COMMENT_LENGTH, rest)
+    return data
+
+
 def not_utf8(path):
     files = {**TREE, "train/CNV/ä.jpeg": b"1"}
     return write_zip(path, files).read_bytes().replace("ä".encode(), b"\xff\xfe")
@@ -146,6 +155,7 @@ def not_utf8(path):
         lambda path: patched(path, OFFSET, "<I", 10_000),
         lambda path: patched(path, METHOD, "<H", 12),
         lambda path: patched(path, FLAGS, "<H", 1),
+        with_long_comment,
         not_utf8,
     ],
 )
