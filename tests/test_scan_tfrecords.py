@@ -78,15 +78,6 @@ def test_a_command_whose_packages_are_missing_names_their_extra(light, words, ex
     assert f"pip install '.[{extra}]' in the clone" in done.stderr
 
 
-@pytest.mark.parametrize("command", scan_tfrecords.COMMANDS)
-def test_each_command_gets_its_own_arguments(command, capsys):
-    assert run_here(command, "--help") == 0
-    flag = {"build": "--image_size", "train": "--workdir", "benchmark": "--replicas"}
-    flag |= {"evaluate": "--model", "predict": "--model"}
-    flag |= {"audit": "--max_leaked_patients", "verify": "OUT", "compare": "RUN RUN"}
-    assert flag[command] in capsys.readouterr().out
-
-
 def test_from_python_a_dataset_is_built_and_read(source_tree, tmp_path, capfd):
     output, options = tmp_path / "out", {"image_size": "8x8", "max_reject_fraction": 0.5}
     options["direct_running_mode"] = "in_memory"

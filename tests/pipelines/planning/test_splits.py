@@ -141,7 +141,8 @@ def test_without_patients_a_study_is_in_one_split():
         apply(refs, leaks="fail")
 
 
-def test_dropping_alone_changes_what_is_built():
+def test_any_seed_is_taken_and_dropping_alone_changes_what_is_built():
+    assert SplitOptions(splits="file", split_seed=2**63 - 1).identity()["split_seed"] == 2**63 - 1
     decided = {leaks: SplitOptions(leaks=leaks).identity() for leaks in ("keep", "drop", "fail")}
     assert decided["keep"] == decided["fail"] == decided["drop"] | {"leaks": "keep"}
     assert decided["drop"]["leaks"] == "drop"

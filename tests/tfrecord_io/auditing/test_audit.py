@@ -50,14 +50,6 @@ def near_pairs(directory):
 # ---- what is planted is found
 
 
-def test_a_patient_in_two_splits_is_found_with_the_number_of_images_and_in_the_manifest(flawed):
-    found = finding(flawed, "patient_leak")
-    assert (found.severity, found.count) == ("problem", 1)
-    assert found.listed == ({"patient": "2", "train": 3, "test": 1},)
-    again, held = audit.audit(flawed).to_dict(), Manifest.load(flawed).audit
-    assert {name: held[name] for name in again} == json.loads(json.dumps(again))
-
-
 def test_pictures_under_two_labels_or_in_two_files_are_found(flawed):
     for code, names, facts in (
         ("label_conflict", planted.CONFLICT, ("CNV, NORMAL", "train", "yes")),
