@@ -10,6 +10,7 @@ from train.machine import console
 
 console.set_defaults()
 
+from train.data import feed  # noqa: E402
 from train.networks.optimizers import averaged_weights  # noqa: E402
 from train.training.config import TrainConfig  # noqa: E402 - after the settings that Keras reads
 from train.training.session import open_sessions  # noqa: E402
@@ -29,7 +30,8 @@ def losses(config: TrainConfig) -> dict[str, object]:
         counts.append(float(results.totals[2]))
     steps.sync()
     with averaged_weights(steps.optimizer, network.logits.trainable_variables):
-        probabilities, _ = steps.predict(session.evaluation_batches(session.parts.test))
+        given = session.data, session.parts.test, session.config.input, session.devices
+        probabilities, _ = steps.predict(feed.evaluation_batches(*given))
     return {
         "replicas": session.devices.num_replicas,
         "losses": [total / count for total, count in zip(sums, counts, strict=True)],

@@ -75,8 +75,7 @@ print(json.dumps(seen))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["alone", "mirrored"])
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(("kind", "first"), [("alone", 0), ("mirrored", 1)])
 def test_fit_sees_each_epoch_of_the_order_also_after_a_restart(data, kind, first):
     seen = output(start(FIT, data, kind, BATCH_SIZE, first, 3))
     pixels = MappedDataset(data, "train")[range(NUM_EXAMPLES)][0][:, 0, :, 0]
