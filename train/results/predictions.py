@@ -15,6 +15,7 @@ import numpy as np
 
 from tfrecord_io.format.groups import Groups
 from tfrecord_io.stores.files import atomic_write
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import csv_cell
 from train.data.dataset import Dataset
 from train.kinds.task import Answers, Task
@@ -74,10 +75,16 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
 
 
 def read_predictions(directory: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays `keys`, `probabilities`, `truths`, `patients` and `files`."""
-    with np.load(directory / EXACT_NAME) as file:
+    """Returns the arrays `keys`, `probabilities`, `truths`, `patients` and `files`.
+
+    Raises:
+        UserError: if another version of this program wrote them.
+    """
+    with np.load(path := directory / EXACT_NAME) as file:
         exact = dict(file)
-    if exact["truths"].ndim == 1:  # the class of each, as earlier releases wrote it
-        places = np.arange(exact["probabilities"].shape[1])
-        exact["truths"] = exact["truths"][:, None] == places
+    if exact["truths"].shape != exact["probabilities"].shape:
+        raise UserError(
+            f"{path} is of another version of this program; train again in another --workdir, or "
+            "evaluate again"
+        )
     return exact

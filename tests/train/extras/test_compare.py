@@ -105,13 +105,16 @@ def test_the_command_says_what_differs_and_by_how_much(class_run, tmp_path, caps
 
 def test_what_cannot_be_compared_is_refused(class_run, class_data, tmp_path, capsys):
     (tmp_path / "link").symlink_to(class_run)
-    begun, damaged, unmeasured = (
-        shutil.copytree(class_run, tmp_path / name) for name in ("begun", "damaged", "unmeasured")
+    begun, damaged, old, unmeasured = (
+        shutil.copytree(class_run, tmp_path / name)
+        for name in ("begun", "damaged", "old", "unmeasured")
     )
+    exact = dict(np.load(old / EXACT_NAME))
+    np.savez(old / EXACT_NAME, **exact | {"truths": exact["truths"].argmax(-1)})
     (begun / "metrics.json").unlink()
     (damaged / EXACT_NAME).write_bytes(b"PK")
     write_json(unmeasured / "metrics.json", {"split": None, "best_epoch": 1})
-    for others in ([], [tmp_path / "link"], [class_data], [begun], [damaged], [unmeasured]):
+    for others in ([], [tmp_path / "link"], [class_data], [begun], [damaged], [old], [unmeasured]):
         assert compare.main([str(class_run), *map(str, others)]) == 2
         assert str(others[0] if others else class_run) in capsys.readouterr().err
 
