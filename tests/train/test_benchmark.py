@@ -8,16 +8,6 @@ from tfrecord_io.terminal.errors import UserError
 from train import benchmark
 
 
-def row_of(replicas, speed):
-    return {
-        "replicas": replicas,
-        "images_per_second": speed,
-        "images_per_second_on_device": 2 * speed,
-        "input_ratio": 0.5,
-        "input_wait_share": 0.5,
-    }
-
-
 @pytest.mark.parametrize("replicas", ["0", "1,x", "1,,2", "1,99"])
 def test_wrong_numbers_of_replicas_are_refused_before_any_is_measured(
     class_data, tmp_path, capsys, replicas
@@ -35,7 +25,8 @@ def test_each_row_is_against_the_first_and_those_before_a_failure_are_kept(
     def measure_two(config, replicas, options):
         if replicas == 8:
             raise UserError("the device went away")
-        return row_of(replicas, {1: 100.0, 4: 300.0}[replicas])
+        speed = {1: 100.0, 4: 300.0}[replicas]
+        return dict.fromkeys([*benchmark.COLUMNS][1:5], speed) | {"replicas": replicas}
 
     monkeypatch.setattr(benchmark, "measure", measure_two)
     monkeypatch.setattr("train.machine.devices.configure_devices", lambda options: None)

@@ -11,11 +11,10 @@ from train.networks import export
 SHAPE = (32, 33, 1)
 
 
-def slow(model):
-    return pytest.param(model, marks=pytest.mark.slow)
+SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in ("vgg16", "efficientnet_lite0")]
 
 
-@pytest.fixture(scope="module", params=["convnet", slow("vgg16"), slow("efficientnet_lite0")])
+@pytest.fixture(scope="module", params=["convnet", *SLOW])
 def exported(request, tmp_path_factory):
     """A network with all that can go wrong: random layers, ImageNet scaling, grey input."""
     folder = tmp_path_factory.mktemp("run")

@@ -41,13 +41,11 @@ def answer(model, images, training=False):
     return keras.ops.convert_to_numpy(model(images, training=training))
 
 
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
+LARGE = ("small_resnet", "efficientnet_lite0", "vgg16", "resnet50")
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["convnet", *map(slow, ("small_resnet", "efficientnet_lite0", "vgg16", "resnet50"))],
+    "model", ["convnet", *(pytest.param(each, marks=pytest.mark.slow) for each in LARGE)]
 )
 def test_each_network_takes_uint8_and_answers_with_probabilities(model):
     images = images_of((32, 32, 1))
