@@ -8,7 +8,6 @@ import venv
 
 import pytest
 from builds import ROOT
-from dataset_factory import write_dataset
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +46,7 @@ def test_ten_packages_at_most_are_installed(installed):
 
 
 @pytest.mark.parametrize("words", [("-c", READ), ("-m", "scan_tfrecords", "verify")])
-def test_a_dataset_is_read_and_verified_without_any_extra(installed, tmp_path, words):
-    write_dataset(tmp_path / "data")
-    subprocess.run((installed / "python", *words, tmp_path / "data"), cwd=tmp_path, check=True)
+def test_a_dataset_is_read_and_verified_without_any_extra(
+    installed, built_dataset, tmp_path, words
+):
+    subprocess.run((installed / "python", *words, built_dataset), cwd=tmp_path, check=True)
