@@ -24,7 +24,7 @@ class InputOptions:
     epochs: int | None = flag(
         None,
         "passes over the training split, including those of the head (default: by the number of "
-        "images, such as 152 for 500 and 24 for 20,000; a quarter of that with pretrained weights)",
+        "images, such as 152 for 500 and 24 for 20,000; with pretrained weights 23 and 4)",
         least=1,
     )
     seed: int = flag(0, "seed of the weights, the order and the augmentation", least=0)
