@@ -1,7 +1,5 @@
 """Predictions of no network, and how they are measured."""
 
-import dataclasses
-
 import numpy as np
 import pyarrow as pa
 from marked_images import OCT_NAMES
@@ -25,11 +23,6 @@ def dataset_of(num_examples, patients=None, **columns):
     groups = group_images(pa.table({"path": pa.array(keys, pa.string())} | columns))
     table = pa.table({"key": keys} | columns)
     return Dataset(table=table, groups=groups, measured=(), path=None, manifest=None)
-
-
-def dataset_with(manifest):
-    """Returns a dataset of which nothing but its manifest is known."""
-    return dataclasses.replace(dataset_of(1), manifest=manifest)
 
 
 def truths_of(labels, num_classes=4):

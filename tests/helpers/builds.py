@@ -119,11 +119,6 @@ def run_build_here(source: Path, output: Path | str, *more: str) -> int:
         return build_tfrecords.main(arguments(source, output, IN_MEMORY, *more))
 
 
-def with_file_limit(words: Sequence[str]) -> list[str]:
-    """Returns a command that cannot write files above 100 kB, which is like a full disk."""
-    return ["bash", "-c", 'ulimit -f 97 && exec "$@"', "bash", *words]
-
-
 def command(source: Path, output: Path, *more: str) -> list[str]:
     """Returns the command that a user would type."""
     program = str(ROOT / "pipelines" / "build_tfrecords.py")

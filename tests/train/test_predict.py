@@ -1,7 +1,6 @@
 import csv
 import io
 import json
-import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -267,13 +266,6 @@ def test_a_name_that_would_steer_the_terminal_is_printed_escaped(
     assert any("a\\x1b]0;title\\x07\\nb.png" in line for line in lines)
     # For a program, a name is what it is.
     assert {row["path"] for row in predicted(capsys, run_folder, odd)} == {str(odd)}
-
-
-def test_a_name_that_is_no_utf_8_reaches_a_program_byte_by_byte(
-    run_folder, files, tmp_path, capsysbinary
-):
-    shutil.copy(files / "c.png", tmp_path / os.fsdecode(b"scan-\xff.png"))
-    assert b"/scan-\xff.png," in answer(capsysbinary, run_folder, tmp_path, format="csv").out
 
 
 @pytest.mark.slow

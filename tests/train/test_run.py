@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from builds import run_command, started, wait_until, with_file_limit
+from builds import run_command, started, wait_until
 from marked_images import (
     ALL_ON,
     SAVING_EACH_STEP,
@@ -171,7 +171,9 @@ def test_killed_five_times_in_a_bucket_without_its_disk_it_ends_as_an_undisturbe
 @pytest.mark.slow
 def test_a_full_disk_ends_with_a_message_and_the_same_command_continues(data, finished, tmp_path):
     words = saving_each_step(data, tmp_path / "run")
-    full = run_command(with_file_limit(words), environment(), timeout=600)
+    # No file above 100 kB can be written, which is like a full disk.
+    limited = ["bash", "-c", 'ulimit -f 97 && exec "$@"', "bash", *words]
+    full = run_command(limited, environment(), timeout=600)
     assert full.returncode == 1
     message = f"error: the run in {tmp_path / 'run'} cannot go on: [Errno 27] File too large; "
     assert message in full.stderr

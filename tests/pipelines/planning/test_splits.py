@@ -188,11 +188,6 @@ def test_a_kept_split_stays_and_its_patients_leave_the_others(kept, num_left_out
     assert {name for name in found if name and len(found[name]) > 1} == still_leaked
 
 
-def test_a_split_that_does_not_exist_cannot_be_kept():
-    with pytest.raises(errors.UserError, match="--keep_split holdout"):
-        apply(LEAKY, keep_split="holdout")
-
-
 def test_a_kept_split_stays_while_the_rest_is_split_anew():
     rows = population(400)
     rows = [("test" if int(row[2]) % 5 == 0 else "train", *row[1:]) for row in rows]

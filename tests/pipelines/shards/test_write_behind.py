@@ -65,16 +65,6 @@ def write_empty(behind, names):
             pass
 
 
-def test_a_file_is_not_waited_for_until_others_wait_too(slow_behind):
-    slow = slow_behind._folder
-    write_empty(slow_behind, "abc")
-    assert slow.finished == []
-    slow.may_finish.set()
-    write_empty(slow_behind, "def")
-    slow_behind.wait()
-    assert slow.finished == [*"abcdef"]
-
-
 def test_after_a_file_that_could_not_be_finished_no_other_is(slow_behind):
     slow = slow_behind._folder
     write_empty(slow_behind, ("good", "bad", "sidecar"))

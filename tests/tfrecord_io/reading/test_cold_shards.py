@@ -66,17 +66,6 @@ def test_records_are_announced_in_the_order_of_their_places(data, told):
         assert told[first : first + 64] == sorted(records_of(data, group))
 
 
-def test_each_part_is_announced_before_the_one_ahead_of_it_is_read(data, told, monkeypatch):
-    stride = Manifest.load(data).layout.stride
-    monkeypatch.setattr("tfrecord_io.reading.batches._ANNOUNCED_BYTES", 100 * stride)
-    batches, num_read = tfrecord_io.make_batches(data, split="train", batch_size=50), 0
-    for _, rows, *_ in batches.parts(0):
-        join()
-        assert len(told) == min(num_read + 200, NUM_EXAMPLES)
-        num_read += rows.size
-    assert num_read == NUM_EXAMPLES
-
-
 def test_what_is_in_memory_is_not_announced(data, told, monkeypatch):
     for path in data.glob("*.tfrecord"):
         path.read_bytes()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from answers import dataset_of, dataset_with, measured, predictions_of, scores_of
+from answers import dataset_of, measured, predictions_of, scores_of
 from dataset_factory import bare_manifest, split_of
 from marked_images import OCT_NAMES, write_marked_dataset
 from pages import Page, needs_chromium, require_good_page, require_shown, words
@@ -78,7 +78,8 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, **changes
 
 
 def page_of(kind=RunResult, *, manifest, **fields):
-    return kind(dataset=dataset_with(manifest), **fields).render()
+    dataset = dataclasses.replace(dataset_of(1), manifest=manifest)
+    return kind(dataset=dataset, **fields).render()
 
 
 @pytest.fixture(scope="module")
