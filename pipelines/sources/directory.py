@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import io
 import os
 import stat
@@ -16,6 +17,8 @@ from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.stores import remote
 from tfrecord_io.terminal.address import Address
 
+# A link that leads nowhere, to itself, or through a file. Other errors are of the machine.
+_BROKEN_LINK = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 # The tags of most files on a store are in one request of this length.
 _BUFFER_BYTES = 64 * 1024
 
@@ -65,7 +68,7 @@ def _member(name: str, path: str) -> Member:
     try:
         status = os.stat(path)  # noqa: PTH116 - ten million of them; follows links to files
     except OSError as error:
-        if not os.path.islink(path):  # noqa: PTH114
+        if error.errno not in _BROKEN_LINK or not os.path.islink(path):  # noqa: PTH114
             raise
         return Member(name, 0, problem=("unreadable_member", f"a link: {error.strerror}"))
     if not stat.S_ISREG(status.st_mode):
@@ -82,17 +85,26 @@ class _DirectoryReader(Reader):
 
     def read_start(self, member: Member, length: int) -> bytes:
         with self.open(member) as file, errors.clear_read_errors(file.name):
-            return file.read(length)
+            data = file.read(length)
+            _require_unchanged(file, member)
+        return data
 
     def open(self, member: Member) -> BinaryIO:
         path = self.directory / member.name
         with errors.clear_read_errors(str(path)):
             file = path.open("rb")
-        now = os.fstat(file.fileno())
-        if (now.st_size, now.st_mtime_ns) != (member.size, member.version):
+        try:
+            _require_unchanged(file, member)
+        except errors.BuildError:
             file.close()
-            raise errors.changed(f"{path} ({member.size:,} bytes then, {now.st_size:,} now)")
+            raise
         return file
+
+
+def _require_unchanged(file: BinaryIO, member: Member) -> None:
+    now = os.fstat(file.fileno())
+    if (now.st_size, now.st_mtime_ns) != (member.size, member.version):
+        raise errors.changed(f"{file.name} ({member.size:,} bytes then, {now.st_size:,} now)")
 
 
 @dataclasses.dataclass(frozen=True)
