@@ -121,7 +121,7 @@ def open_archive(place: Path | Address, **facts: Any) -> ArchiveSource:
     """Returns the source of a zip on a disk or on an object store; `facts` are for the manifest.
 
     Raises:
-        errors.UserError: if there is no such file on the store.
+        errors.UserError: if the store has no file of this name.
         errors.StoreError: if the store does not answer, or refuses.
     """
     try:

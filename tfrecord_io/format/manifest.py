@@ -329,10 +329,11 @@ class Manifest:
                     f"'.', received {name[:250]!r}; a name that could be a path is refused"
                 )
         for name, split in self.splits.items():
+            counts, total = split.label_counts, split.num_examples
             # Of classes each example has one; of other labels any number.
-            least = sum(split.label_counts) if self.label_kind.one_hot else split.num_examples
-            received = content["splits"][name]["num_examples"], max(least, *split.label_counts)
-            if received != (split.num_examples,) * 2:
+            fits = all(0 <= count <= total for count in counts)
+            fits &= not self.label_kind.one_hot or sum(counts) == total
+            if not fits or content["splits"][name]["num_examples"] != total:
                 raise ManifestError(f"the counts of split {name!r} do not add up")
             for shard in split.shards:
                 if shard.num_bytes != (expected := shard.num_examples * self.layout.stride):

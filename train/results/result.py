@@ -134,7 +134,7 @@ class Result:
     def render(self) -> str:
         """Returns the HTML of the page."""
         title = self.directory.resolve().name
-        # An evaluation names its run, of which the export may have been given.
+        # Of an evaluation, `model` is the path given to --run: a run, or the folder `export` in it.
         model = self.metrics.get("model")
         reader = Path(model.removesuffix("/export")).resolve().name if model else "the network"
         heading = f"How well {reader} reads {self.manifest.name}"
