@@ -30,8 +30,9 @@ def cluster(tmp_path_factory):
 many_scans = scans_of(
     lambda: scan_tree({"train": 200, "val": 3, "test": 5}, classes=("CNV", "DME", "NORMAL"))
 )
-# Many small tasks: when the first shard is there, most are still to come.
-local = builds.build_of("many_scans", "--num_shards=100")
+# Many tasks, each of some work: when the first shard is there, most are still to come.
+FLAGS = ("--num_shards=100", "--image_size=512")
+local = builds.build_of("many_scans", *FLAGS)
 
 
 @pytest.mark.parametrize("victim", ["task_manager", "worker_pool"])
@@ -42,7 +43,7 @@ def test_a_part_that_is_killed_in_mid_job_loses_and_doubles_nothing(
         return len(list(output.glob("*-of-*.json")))  # the sidecars
 
     output = tmp_path / "dataset"
-    words = builds.command(many_scans, output, "--num_shards=100", *cluster.beam_flags)
+    words = builds.command(many_scans, output, *FLAGS, *cluster.beam_flags)
     with builds.started(words) as build:
         assert builds.wait_until(lambda: num_finished() > 0, build, 300)
         cluster.kill(victim)
